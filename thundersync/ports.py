@@ -135,8 +135,8 @@ class Learner(Protocol):
 class Publisher(Protocol):
     """Makes every rollout replica serve the learner's current parameters."""
 
-    async def publish(self, version: int) -> str:
-        """Returns the policy hash once every replica serves `version`, cleared its caches and returned that hash.
+    async def publish(self, version: int, policy_hash: str) -> None:
+        """Returns once every replica serves `version`, cleared its caches and returned `policy_hash`, the learner's.
 
         Raises PublicationError naming the replica that did not; the served version then counts as not advanced.
         """

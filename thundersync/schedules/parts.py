@@ -75,7 +75,7 @@ async def publish(
     learner_started_at: float,
 ) -> bool:
     """Publishes the stepped parameters and reports the update; False when the run is to stop at this boundary."""
-    await parts.publisher.publish(step.version)
+    await parts.publisher.publish(step.version, step.policy_hash)
     return await parts.journal.update_published(
         PublishedUpdate(
             batch=batch,

@@ -147,10 +147,9 @@ class VirtualPublisher:
     rollout: VirtualRollout
     seconds: float
 
-    async def publish(self, version: int) -> str:
+    async def publish(self, version: int, policy_hash: str) -> None:
         await asyncio.sleep(self.seconds)
         self.rollout.version = version
-        return str(version)
 
 
 @dataclass(slots=True)

@@ -1,0 +1,70 @@
+# Everything this repository does. `make help` lists the targets; every target installs what it needs first.
+PYTHON ?= python3.11
+SCALE ?= embedded
+SEEDS ?= 42,43,44
+RUN ?=
+PIP_ARGS ?=
+V := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help setup sandbox test test-fast lint reproduce-fig5 reproduce-fig1 reproduce-fig6 train evaluate models \
+        validate bench-schedules notebooks constraints clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  SCALE=smoke|embedded|paper   SEEDS=42,43,44   PIP_ARGS=... (extra arguments of pip install)"
+
+setup: .venv/.installed sandbox  ## install everything: .venv with pinned versions, and the sandbox
+
+.venv/.installed: pyproject.toml constraints.txt
+	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is not on the PATH; set PYTHON=..."; exit 1; }
+	test -x $(V)/python || $(PYTHON) -m venv .venv
+	$(V)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[train,eval,dev]'
+	touch $@
+
+sandbox:
+	@sh experiments/install_sandbox.sh
+
+test: setup  ## all tests (under 8 minutes on two cores)
+	$(V)/python -m pytest -q
+
+test-fast: setup  ## the tests that need neither Ray nor training
+	$(V)/python -m pytest -q -m "not slow"
+
+lint: setup  ## style
+	$(V)/ruff check . && $(V)/ruff format --check .
+
+models: setup  ## warm-start the embedded policies and teachers (cached)
+	$(V)/python -m experiments.models
+
+validate: setup  ## run no-op and reference of every embedded task
+	$(V)/python -m data_manifests.validate --workload micro_swe
+	$(V)/python -m data_manifests.validate --workload micro_terminal
+
+train: setup  ## one run of the default configuration; ARGS="schedule=sync seed=43" changes it
+	$(V)/python -m experiments.train $(ARGS)
+
+evaluate: setup  ## score the checkpoints of a run: RUN=runs/embedded/NAME
+	$(V)/python -m experiments.evaluate $(RUN)
+
+reproduce-fig5: setup  ## the main job: four schedules trained, evaluated and compared (Figure 5)
+	$(V)/python -m experiments.matched_performance scale=$(SCALE) --seeds $(SEEDS)
+
+reproduce-fig1: setup  ## Figure 1's form from the records of the main job
+	$(V)/python -m paper_figures.fig01_cost_swe --runs runs/fig5/$(SCALE) --results results/fig1
+
+reproduce-fig6: setup  ## Figure 6's form from the records of the main job
+	$(V)/python -m paper_figures.fig06_cost_terminal --runs runs/fig5/$(SCALE) --results results/fig6
+
+bench-schedules: setup  ## one paired run of all schedules: step times, and the speedup beside its bound
+	$(V)/python -m experiments.bench_schedules
+
+notebooks: setup  ## execute the notebooks on the records of the main job
+	$(V)/python -m analysis.notebooks --runs runs/fig5/$(SCALE)
+
+constraints: setup  ## pin again what is installed now
+	$(V)/python -m pip freeze --exclude-editable | sed 's/+cpu$$//' > constraints.txt
+
+clean:  ## remove derived files; runs/ and cache/ stay
+	rm -rf results .pytest_cache .ruff_cache .hypothesis

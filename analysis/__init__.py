@@ -1,0 +1,1 @@
+"""From records to numbers: checkpoint time axis, matched times, efficiency, campaign summaries."""

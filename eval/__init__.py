@@ -1,0 +1,1 @@
+"""Scoring checkpoints offline: pass@k, the attempt ledger, evaluation runs, confidence intervals."""

@@ -1,0 +1,1 @@
+"""Entry points. No logic: configuration in, one call into the package, results named."""

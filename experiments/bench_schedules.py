@@ -1,0 +1,96 @@
+"""Step time of every schedule, paired: `python -m experiments.bench_schedules objective=grpo workload=micro_swe`.
+
+The schedules alternate within one session, on the same prompts, from the same policy, with a learning rate so small that
+the workload stays what it is. R, L and P come from the Sync runs of the same rounds; the speedup stands beside its bound
+(R + L + P) / (max(R, L) + P) (Equation 17). Nothing is asserted: these are measurements.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import statistics
+from pathlib import Path
+
+from analysis.efficiency import lag_range, mean_step_seconds, sync_phases, window
+from analysis.load import load_run
+from experiments.compose import compose_run, fail
+from thundersync.cluster.session import open_session
+from thundersync.config import ConfigError
+from thundersync.records import UpdateRecord
+from thundersync.trainer import train
+
+SCHEDULES = ("sync", "thundersync", "async", "fully_async")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--updates", type=int, default=8)
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--results", type=Path, default=Path("results/bench_schedules"))
+    arguments = parser.parse_args()
+    try:
+        report = measure(arguments)
+    except ConfigError as error:
+        fail(error)
+    arguments.results.mkdir(parents=True, exist_ok=True)
+    name = f"{report['objective']}-{report['workload']}"
+    (arguments.results / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report, indent=1))
+
+
+def measure(arguments: argparse.Namespace) -> dict:
+    """Runs the rounds and reduces them."""
+    steps: dict[str, list[list[UpdateRecord]]] = {schedule: [] for schedule in SCHEDULES}
+    root = Path("runs/bench_schedules")
+    shutil.rmtree(root, ignore_errors=True)
+    fixed = ["optimizer.learning_rate=1e-12", f"scale.max_updates={arguments.updates}", "scale.budget_s=100000"]
+    fixed += ["scale.checkpoint_every_s=100000", f"runs={root}"]
+    with open_session(replicas=1) as session:
+        for round_ in range(arguments.rounds):
+            for schedule in SCHEDULES:
+                name = f"round{round_}-{schedule}"
+                config = compose_run([*arguments.overrides, *fixed, f"schedule={schedule}", f"name={name}"])
+                updates = load_run(train(config, session)).updates
+                steps[schedule].append(
+                    window(updates, warmup=arguments.warmup, size=arguments.updates - arguments.warmup)
+                )
+    return reduce(steps) | {
+        "objective": config.objective.name,
+        "workload": config.workload.name,
+        "trajectories_per_update": config.objective.prompts_per_update * config.objective.trajectories_per_prompt,
+        "active_sequences": config.generation.active_sequences_per_replica * config.scale.replicas,
+        "rounds": arguments.rounds,
+        "updates_per_round": arguments.updates - arguments.warmup,
+    }
+
+
+def reduce(steps: dict[str, list[list[UpdateRecord]]]) -> dict:
+    """Mean step times, the speedup of each round, and the bound of each round from its own Sync run."""
+    phases = [sync_phases(updates) for updates in steps["sync"]]
+    sync = [mean_step_seconds(updates) for updates in steps["sync"]]
+    report = {
+        "sync_rollout_s": statistics.fmean(p.rollout for p in phases),
+        "sync_learner_s": statistics.fmean(p.learner for p in phases),
+        "sync_publication_s": statistics.fmean(p.suffix for p in phases),
+        "bound": statistics.fmean(p.bound for p in phases),
+        "schedules": {},
+    }
+    for schedule, rounds in steps.items():
+        means = [mean_step_seconds(updates) for updates in rounds]
+        speedups = [s / m for s, m in zip(sync, means, strict=True)]
+        report["schedules"][schedule] = {
+            "step_s": statistics.fmean(means),
+            "speedup": statistics.fmean(speedups),
+            "speedup_by_round": speedups,
+            "share_of_bound": statistics.fmean(s / p.bound for s, p in zip(speedups, phases, strict=True)),
+            "lag": lag_range([u for updates in rounds for u in updates]),
+        }
+    return report
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The main job: every schedule, both objectives, both workloads, evaluated on one time axis (Figure 5).
+
+    python -m experiments.matched_performance scale=embedded --seeds 42,43,44
+
+A pilot Sync run of seed 41 fixes each target first. Seeds follow one after the other; the figure is drawn as soon as the
+first is complete and refined by the others. Interrupted, the same command goes on without repeating what is finished.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+
+from tqdm import tqdm
+
+from analysis.campaign import run_name
+from analysis.target import write_target
+from eval.checkpoints import evaluate_run
+from experiments.compose import check_overrides, compose_run, fail
+from thundersync.cluster.session import open_session
+from thundersync.config import ConfigError, RunConfig
+from thundersync.records import Incomplete, RecordError
+from thundersync.trainer import Interrupted, require_available, train
+
+OBJECTIVES = ("grpo", "opd")
+WORKLOADS = ("micro_swe", "micro_terminal")
+SCHEDULES = ("thundersync", "sync", "async", "fully_async")
+PILOT_SEED = 41
+
+
+def plan(overrides: list[str], seeds: list[int]) -> list[RunConfig]:
+    """All runs in order: the pilots, then seed by seed."""
+    scale = compose_run(overrides).scale.name
+    runs = f"runs/fig5/{scale}"
+    pilots = [
+        _run(overrides, runs, f"{o}-{w}-pilot-seed{PILOT_SEED}", o, w, "sync", PILOT_SEED)
+        for o, w in product(OBJECTIVES, WORKLOADS)
+    ]
+    compared = [
+        _run(overrides, runs, run_name(o, w, s, seed), o, w, s, seed)
+        for seed, o, w, s in product(seeds, OBJECTIVES, WORKLOADS, SCHEDULES)
+    ]
+    return pilots + compared
+
+
+def _run(overrides, runs, name, objective, workload, schedule, seed) -> RunConfig:
+    mine = [f"objective={objective}", f"workload={workload}", f"schedule={schedule}", f"seed={seed}"]
+    return compose_run([*overrides, *mine, f"runs={runs}", f"name={name}"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", help="as of experiments.train, for instance scale=smoke")
+    parser.add_argument("--seeds", default="42,43,44", help="comma-separated")
+    arguments = parser.parse_args()
+    try:
+        check_overrides(arguments.overrides)
+        configs = plan(arguments.overrides, [int(seed) for seed in arguments.seeds.split(",")])
+        require_available(configs[0])
+        run_campaign(configs)
+    except (ConfigError, Incomplete, RecordError, Interrupted) as error:
+        fail(error)
+
+
+def run_campaign(configs: list[RunConfig]) -> None:
+    root = Path(configs[0].runs)
+    with open_session(configs[0].scale.replicas) as session, tqdm(configs, desc="figure 5", unit="run") as bar:
+        for i, config in enumerate(bar):
+            bar.set_postfix_str(config.name)
+            path = train(config, session)
+            evaluate_run(path, session, elsewhere=_finished(root))
+            if config.seed == PILOT_SEED:
+                write_target(root, config.objective.name, config.workload.name, pilot=path)
+            elif i + 1 == len(configs) or configs[i + 1].seed != config.seed:
+                draw(configs, upto=config.seed)
+
+
+def draw(configs: list[RunConfig], upto: int) -> None:
+    """Draws the figure from the seeds that are complete so far."""
+    seeds = list(dict.fromkeys(c.seed for c in configs if c.seed != PILOT_SEED))
+    done = seeds[: seeds.index(upto) + 1]
+    subprocess.run(
+        [sys.executable, "-m", "paper_figures.fig05_matched_performance", "--runs", configs[0].runs]
+        + ["--results", "results/fig5", "--seeds", ",".join(map(str, done))],
+        check=True,
+    )
+
+
+def _finished(root: Path) -> list[Path]:
+    return [path.parent for path in root.glob("*/attempts.jsonl")]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""Warm-start the embedded policies and teachers: `python -m experiments.models`. Cached by the digest of what made them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from experiments.compose import compose_run
+from thundersync.warm_start import build_models
+
+WORKLOADS = ("micro_swe", "micro_terminal")
+
+
+def main() -> None:
+    for workload in WORKLOADS:
+        config = compose_run([f"workload={workload}"])
+        print(build_models(root=Path(config.cache), workload=workload, seed=config.model.seed))
+
+
+if __name__ == "__main__":
+    main()

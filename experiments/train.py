@@ -1,0 +1,44 @@
+"""Train: `python -m experiments.train -m schedule=sync,async,fully_async,thundersync seed=42,43,44`.
+
+Groups: schedule, objective, workload, model, scale. One Ray session serves all runs of a multirun.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import ExitStack
+
+import hydra
+from omegaconf import DictConfig
+
+from experiments.compose import check_overrides, fail, run_config
+from thundersync.cluster.session import open_session
+from thundersync.config import ConfigError
+from thundersync.trainer import Interrupted, require_available, train
+
+
+def main(arguments: list[str]) -> None:
+    sessions = ExitStack()
+    opened = []
+
+    @hydra.main(config_path="conf", config_name="config", version_base="1.3")
+    def run(values: DictConfig) -> None:
+        try:
+            config = run_config(values)
+            require_available(config)
+            if not opened:
+                opened.append(sessions.enter_context(open_session(config.scale.replicas)))
+            print(f"trained: {train(config, opened[0])}")
+        except (ConfigError, Interrupted) as error:  # Hydra would print a traceback
+            fail(error)
+
+    try:
+        check_overrides(arguments)
+    except ConfigError as error:
+        fail(error)
+    with sessions:
+        run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,97 @@
+"""Every configuration file that is shipped loads; unknown keys and choices are refused with the valid ones."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.compose import CONF, check_overrides, compose_run
+from experiments.matched_performance import plan
+from thundersync.config import ConfigError, parse_config
+from thundersync.trainer import require_available
+
+GROUPS = {group: sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("schedule", "objective",
+          "workload", "scale")}  # fmt: skip
+
+
+@pytest.mark.parametrize("choices", list(itertools.product(*GROUPS.values())), ids="-".join)
+def test_every_combination_composes(choices):
+    config = compose_run([f"{group}={choice}" for group, choice in zip(GROUPS, choices, strict=True)])
+    assert (config.schedule.name, config.objective.name, config.workload.name, config.scale.name) == choices
+
+
+@pytest.mark.parametrize("model", sorted(path.stem for path in (CONF / "model").glob("*.yaml")))
+def test_every_model_composes(model):
+    assert compose_run([f"model={model}"]).model.name
+
+
+def test_the_paper_scale_is_tables_5_and_6():
+    """Numbers written here from the paper's tables."""
+    grpo, opd = (compose_run(["scale=paper", f"objective={o}"]) for o in ("grpo", "opd"))
+    assert (grpo.objective.prompts_per_update, grpo.objective.trajectories_per_prompt) == (32, 8)
+    assert (opd.objective.prompts_per_update, opd.objective.trajectories_per_prompt) == (32, 4)
+    assert grpo.optimizer.learning_rate == 1e-6 and grpo.optimizer.betas == (0.9, 0.999)
+    assert grpo.optimizer.epsilon == 1e-8 and grpo.optimizer.weight_decay == 0 and grpo.optimizer.clip_norm == 1
+    assert grpo.objective.advantage_epsilon == 1e-6
+    generation = grpo.generation
+    assert (generation.max_turns, generation.max_tokens_per_turn, generation.max_generated_tokens) == (300, 1024, 16384)
+    assert (generation.max_prompt_tokens, generation.max_context_tokens) == (16384, 131072)
+    assert (generation.observation_head, generation.observation_tail) == (2048, 2048)
+    assert (generation.temperature, generation.tool_timeout_s, generation.active_sequences_per_replica) == (1, 120, 16)
+    assert grpo.schedule.open_groups == 1 and compose_run([]).schedule.open_groups is None
+    # 128 GPU-hours on eight GPUs, hourly checkpoints, three attempts, Lambda's price.
+    assert grpo.scale.budget_s * grpo.scale.devices == 128 * 3600
+    assert grpo.scale.checkpoint_every_s == 3600 and grpo.scale.evaluation_attempts == 3
+    assert grpo.scale.price_usd_per_device_hour == 6.69
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("shedule=sync", "unknown setting shedule .did you mean schedule.*; valid: schedule, objective"),
+        ("schedule=synk", "unknown schedule 'synk'; valid: async, fully_async, sync, thundersync"),
+        ("optimizer.lr=1", "unknown setting optimizer.lr.*optimizer.learning_rate"),
+        ("generation.max_turn=3", "did you mean generation.max_turns"),
+    ],
+)
+def test_unknown_names_list_the_valid_ones(override, message):
+    with pytest.raises(ConfigError, match=message):
+        check_overrides([override])
+
+
+def test_an_added_key_is_refused_with_the_valid_ones():
+    values = json.loads(compose_run([]).model_dump_json())
+    values["optimizer"]["momentum"] = 0.9
+    with pytest.raises(ConfigError, match="unknown setting optimizer.momentum; valid here: betas, clip_norm, epsilon"):
+        parse_config(values)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("objective.trajectories_per_prompt=1", "GRPO compares trajectories, set it to 2 or more"),
+        ("objective.release=turn_eager", "grpo is released by 'trajectory'"),
+        ("scale.budget_s=-1", "scale.budget_s: Input should be greater than 0"),
+        ("generation.top_p=0.9", "top_p"),
+    ],
+)
+def test_values_that_cannot_run_are_refused_by_name(override, message):
+    with pytest.raises(ConfigError, match=message):
+        compose_run([override])
+
+
+def test_the_paper_scale_is_refused_with_what_it_needs():
+    with pytest.raises(ConfigError, match="scale=paper needs 8 CUDA GPUs.*scale=embedded runs here"):
+        require_available(compose_run(["scale=paper"]))
+    with pytest.raises(ConfigError, match="needs scale=paper"):
+        require_available(compose_run(["model=glm_4_7_flash"]))
+
+
+def test_the_campaign_fixes_targets_first_and_finishes_a_seed_before_the_next():
+    configs = plan(["scale=smoke"], [42, 43])
+    assert [c.seed for c in configs] == [41] * 4 + [42] * 16 + [43] * 16
+    assert len({c.name for c in configs}) == len(configs)
+    assert all(Path(c.runs) == Path("runs/fig5/smoke") for c in configs)

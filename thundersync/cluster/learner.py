@@ -1,0 +1,90 @@
+"""A learner rank as a Ray actor.
+
+Calls are served one at a time in the order in which they were made: the actor's mailbox is the work-conserving queue of
+Equation 1.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import ray
+import torch
+
+from thundersync.batch import GroupKey, LogicalBatch
+from thundersync.cluster.clock import TrainingClock
+from thundersync.cluster.placement import pin
+from thundersync.cluster.specs import LearnerSpec
+from thundersync.policy_hash import policy_hash
+from thundersync.ports import ContentReady, Event, Receipt, RewardReady, StepReport, TurnReady
+
+
+class LearnerProcess:
+    """Taken into use by `configure` for a run, and again for the next one."""
+
+    def __init__(self, cores: tuple[int, ...]) -> None:
+        pin(cores)
+        self._clock = TrainingClock()
+        self._rank = None
+        self._policy: Path | None = None
+
+    def configure(self, spec: LearnerSpec) -> tuple[int, str]:
+        """Loads policy, objective, optimizer and the state of a resumed run; returns (version, policy hash)."""
+        from thundersync.learner.optimizer import AdamWSettings
+        from thundersync.learner.policy import load_policy
+        from thundersync.learner.rank import LearnerRank
+        from thundersync.objectives import GRPO, OPD
+
+        settings = AdamWSettings(
+            learning_rate=spec.learning_rate,
+            betas=spec.betas,
+            eps=spec.epsilon,
+            weight_decay=spec.weight_decay,
+            max_norm=spec.clip_norm,
+        )
+        grpo = GRPO(prompts=spec.prompts_per_update, eps=spec.advantage_epsilon)
+        objective = {"grpo": grpo, "opd": OPD()}[spec.objective]
+        self._rank = LearnerRank(load_policy(spec.policy), objective, settings, now=self._clock.now)
+        if spec.resume_from is not None:
+            self._rank.load(spec.resume_from)
+        self._policy = spec.policy
+        return self._rank.version, policy_hash(self._rank.weights())
+
+    def start_clock(self, epoch: float) -> None:
+        self._clock.epoch = epoch
+
+    def open(self, batch: LogicalBatch) -> None:
+        self._rank.open(batch)
+
+    def learn_trajectory(self, event: RewardReady) -> Receipt:
+        return self._rank.learn_trajectory(event)
+
+    def learn_turn(self, event: TurnReady) -> Receipt:
+        return self._rank.learn_turn(event)
+
+    def close_trajectory(self, event: ContentReady) -> Receipt:
+        return self._rank.close_trajectory(event)
+
+    def close_group(self, group: GroupKey) -> Receipt:
+        return self._rank.close_group(group)
+
+    def learn_batch(self, events: list[Event]) -> list[Receipt]:
+        return self._rank.learn_batch(events)
+
+    def step(self) -> StepReport:
+        return self._rank.step()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The tensors that replicas load."""
+        return self._rank.weights()
+
+    def save(self, policy: Path, state: Path) -> None:
+        """Exports the policy with its tokenizer, and everything that a resumed run needs."""
+        from transformers import AutoTokenizer
+
+        self._rank.export(policy)
+        AutoTokenizer.from_pretrained(str(self._policy)).save_pretrained(str(policy))
+        self._rank.save(state)
+
+
+LearnerActor = ray.remote(num_cpus=0)(LearnerProcess)

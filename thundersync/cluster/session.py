@@ -1,0 +1,63 @@
+"""One Ray session for all runs of a target: the actors start once, with their imports, and are taken into use run by run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from thundersync.cluster.placement import Placement, place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    placement: Placement
+    replicas: dict[str, Any]
+    """Rollout replicas by name; they serve training."""
+    learner: Any
+    teacher: Any
+    evaluator: Any
+    """One more replica, on the learner's core: idle in training, so that offline evaluation uses both cores."""
+
+    @property
+    def evaluators(self) -> list[Any]:
+        return [*self.replicas.values(), self.evaluator]
+
+
+@contextmanager
+def open_session(replicas: int) -> Iterator[Session]:
+    """Starts Ray and the actors. Raises what an actor raised while starting, such as SandboxMissing."""
+    from thundersync.cluster.learner import LearnerActor
+    from thundersync.cluster.replica import RolloutReplicaActor
+    from thundersync.cluster.teacher import TeacherActor
+
+    placement = place()
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, placement.rollout_cores)  # Ray's own processes inherit it: the learner's core stays free
+    ray.init(
+        num_cpus=len(placement.rollout_cores) + len(placement.learner_cores),
+        include_dashboard=False,
+        configure_logging=False,
+        log_to_driver=False,
+        _system_config={"enable_metrics_collection": False},
+        runtime_env={"env_vars": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}},
+    )
+    try:
+        names = [f"replica-{i}" for i in range(replicas)]
+        session = Session(
+            placement=placement,
+            replicas={name: RolloutReplicaActor.remote(placement.rollout_cores) for name in names},
+            learner=LearnerActor.remote(placement.learner_cores),
+            teacher=TeacherActor.remote(placement.rollout_cores),
+            evaluator=RolloutReplicaActor.remote(placement.learner_cores),
+        )
+        actors = [*session.evaluators, session.learner, session.teacher]
+        ray.get([actor.__ray_ready__.remote() for actor in actors])
+        yield session
+    finally:
+        ray.shutdown()
+        os.sched_setaffinity(0, before)

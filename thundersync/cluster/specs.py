@@ -1,0 +1,40 @@
+"""What an actor is told when a run takes it into use. Plain data, so that it travels between processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from thundersync.rollout.settings import GenerationSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadSpec:
+    name: str
+    root: Path
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaSpec:
+    policy: Path
+    """Directory of the policy that is served first, with its tokenizer."""
+    version: int
+    workload: WorkloadSpec
+    generation: GenerationSettings
+    run_seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearnerSpec:
+    policy: Path
+    objective: str
+    prompts_per_update: int
+    advantage_epsilon: float
+    learning_rate: float
+    betas: tuple[float, float]
+    epsilon: float
+    weight_decay: float
+    clip_norm: float
+    resume_from: Path | None
+    """Directory of a saved learner state, or None to start from the policy."""

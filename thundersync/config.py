@@ -1,0 +1,144 @@
+"""The typed configuration of a run. Validated once, at the start; an unknown key is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from thundersync.rollout.settings import GenerationSettings
+
+Count = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ScheduleConfig(Part):
+    name: Literal["sync", "async", "fully_async", "thundersync"]
+    reduction: Literal["direct", "sums"] = "direct"
+    """How Sync reduces a complete batch; ThunderSync always streams through sums."""
+    lag_bound: Annotated[int, Field(ge=0)] = 2
+    """Fully Async: greatest policy lag, in versions, of a token at training."""
+    open_groups: Count | None = None
+    """ThunderSync: the cap k of Appendix D.3 on groups that hold statistics at once; null is unbounded."""
+
+
+class ObjectiveConfig(Part):
+    name: Literal["grpo", "opd"]
+    release: Literal["trajectory", "turn_eager"]
+    """When ThunderSync releases a source: GRPO per `trajectory`, OPD per turn (`turn_eager`)."""
+    prompts_per_update: Count
+    trajectories_per_prompt: Count
+    advantage_epsilon: Positive = 1e-6
+
+    @model_validator(mode="after")
+    def _release_fits(self) -> ObjectiveConfig:
+        fits = {"grpo": "trajectory", "opd": "turn_eager"}[self.name]
+        if self.release != fits:
+            raise ValueError(f"objective.release is {self.release!r}: {self.name} is released by {fits!r}")
+        return self
+
+
+class WorkloadConfig(Part):
+    name: str
+    """micro_swe or micro_terminal; the registry of thundersync.environments refuses others by name."""
+    seed: int = 0
+    """Of the generated task set."""
+
+
+class ModelConfig(Part):
+    name: str
+    """`embedded`: a policy and a teacher that the repository trains itself; otherwise the name of a hub model."""
+    revision: str | None = None
+    teacher: str | None = None
+    teacher_revision: str | None = None
+    seed: int = 0
+    """Of the warm start of the embedded models."""
+
+
+class OptimizerConfig(Part):
+    """AdamW with the constants of Table 5; only the learning rate depends on the scale of the model."""
+
+    learning_rate: Positive
+    betas: tuple[float, float] = (0.9, 0.999)
+    epsilon: Positive = 1e-8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip_norm: Positive = 1.0
+
+
+class ScaleConfig(Part):
+    name: Literal["smoke", "embedded", "paper"]
+    max_updates: Count | None
+    """Optimizer updates at most; null leaves the budget alone to end the run."""
+    budget_s: Positive
+    """Training-clock seconds at which schedules are compared; the run ends at the next optimizer boundary."""
+    checkpoint_every_s: Positive
+    """Training-clock cadence of checkpoints, saved at the next optimizer boundary (Appendix E.3)."""
+    evaluation_attempts: Count = 3
+    evaluation_tasks: Count | None = None
+    """Held-out tasks of an evaluation; null takes all."""
+    replicas: Count = 1
+    """Rollout replicas."""
+    devices: Count
+    """What the training clock is multiplied by to give device-hours."""
+    device_name: str
+    price_usd_per_device_hour: Positive | None = None
+    """Cost is reported only where a price is configured."""
+    acknowledge_timeout_s: Positive = 60.0
+    """A replica that does not acknowledge a publication in this time is named in an error."""
+
+
+class RunConfig(Part):
+    name: str
+    """Directory of the run under `runs`."""
+    runs: str
+    """Directory that holds the runs."""
+    cache: str
+    """Directory of generated task sets and warm-started models."""
+    seed: int
+    mirror: Literal["none", "tensorboard", "wandb"] = "none"
+    """Where the per-update metrics are also sent, live; wandb runs offline."""
+    schedule: ScheduleConfig
+    objective: ObjectiveConfig
+    workload: WorkloadConfig
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    scale: ScaleConfig
+    generation: GenerationSettings
+
+    @model_validator(mode="after")
+    def _batch_fits(self) -> RunConfig:
+        if self.objective.name == "grpo" and self.objective.trajectories_per_prompt < 2:
+            raise ValueError("objective.trajectories_per_prompt is 1: GRPO compares trajectories, set it to 2 or more")
+        return self
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be run; the message names the setting and its valid values."""
+
+
+def parse_config(values: Mapping[str, Any]) -> RunConfig:
+    """Raises ConfigError with one line per fault: the setting, what is wrong, and for unknown keys the valid ones."""
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(fault) for fault in error.errors())) from None
+
+
+def _explain(fault: Mapping[str, Any]) -> str:
+    where = ".".join(str(part) for part in fault["loc"])
+    if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        return f"unknown setting {where}; valid here: {', '.join(_fields_at(fault['loc'][:-1]))}"
+    message = fault["msg"].removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message
+
+
+def _fields_at(path: tuple[Any, ...]) -> list[str]:
+    model: Any = RunConfig
+    for part in path:
+        model = model.model_fields[part].annotation
+    return sorted(model.model_fields) if hasattr(model, "model_fields") else sorted(model.__dataclass_fields__)

@@ -1,0 +1,98 @@
+"""The controller: the process that runs a schedule against the Ray ports and keeps the run's records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import ray
+
+from thundersync.cluster.clock import TrainingClock
+from thundersync.cluster.placement import pin
+from thundersync.cluster.ports import RayLearner, RayRollout, ray_publisher
+from thundersync.cluster.session import Session
+from thundersync.config import RunConfig
+from thundersync.journal import RunJournal
+from thundersync.mirror import open_mirror
+from thundersync.records import RunDirectory, UpdateRecord
+from thundersync.sampler import TaskSampler
+from thundersync.schedules import SCHEDULES, Parts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Where a run stands, for a progress bar."""
+
+    updates: int
+    training_s: float
+    reward: float | None
+
+
+class Controller:
+    def __init__(self, cores: tuple[int, ...]) -> None:
+        pin(cores)
+        self._journal: RunJournal | None = None
+        self._clock = TrainingClock()
+
+    async def run(
+        self, config: RunConfig, session: Session, sampler: TaskSampler, first_update: int, elapsed: float
+    ) -> None:
+        """Runs the schedule until the budget, the last update or `stop`. The actors are configured already.
+
+        `first_update` and `elapsed` are 0 for a new run; a resumed one goes on at its checkpoint.
+        """
+        directory = RunDirectory(Path(config.runs) / config.name)
+        run = directory.run()
+
+        async def save(policy: Path, state: Path) -> None:
+            await session.learner.save.remote(policy, state)
+
+        self._journal = RunJournal(
+            directory=directory,
+            run=run,
+            scale=config.scale,
+            clock=self._clock,
+            save=save,
+            mirror=open_mirror(config.mirror, directory.path, run.name),
+            last=(directory.read_if_any(UpdateRecord) or [None])[-1],
+        )
+        if first_update == 0:
+            await self._journal.checkpoint("start")
+        rollout = RayRollout(session.replicas)
+        parts = Parts(
+            batch=sampler.batch,
+            group=sampler.group,
+            prompts=sampler.prompts,
+            rollout=rollout,
+            learner=RayLearner(session.learner),
+            publisher=ray_publisher(session.learner, session.replicas, config.scale.acknowledge_timeout_s),
+            clock=self._clock,
+            journal=self._journal,
+            release=config.objective.release,
+            reduction=config.schedule.reduction,
+            lag_bound=config.schedule.lag_bound,
+            open_groups=config.schedule.open_groups,
+        )
+        try:
+            self._clock.start(elapsed)  # the first rollout request follows
+            actors = [*session.replicas.values(), session.learner]
+            for actor in actors:
+                await actor.start_clock.remote(self._clock.epoch)
+            await SCHEDULES[config.schedule.name](parts, first_update)
+        finally:
+            rollout.close()
+            directory.close()
+
+    async def stop(self) -> None:
+        """Asks the run to save and end at the next optimizer boundary."""
+        if self._journal is not None:
+            self._journal.stop_requested = True
+
+    async def progress(self) -> Progress:
+        last = self._journal.last if self._journal else None
+        if last is None:
+            return Progress(updates=0, training_s=0.0, reward=None)
+        return Progress(updates=last.update + 1, training_s=last.published_at, reward=last.reward.value)
+
+
+ControllerActor = ray.remote(num_cpus=0, max_concurrency=16)(Controller)

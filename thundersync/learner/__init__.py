@@ -1,0 +1,1 @@
+"""One learner rank: policy, gradient stream and optimizer."""

@@ -1,0 +1,227 @@
+"""One learner rank: a model, its gradient stream and its optimizer, behind the calls of the Learner port.
+
+Synchronous and without Ray; `cluster/` wraps it into an actor. Each call returns when its work is done, with a receipt.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from thundersync.batch import GroupKey, Ledger, LogicalBatch, SourceKey, TrajectoryKey
+from thundersync.learner.gather import Gathered, gather_trajectories, gather_turns
+from thundersync.learner.optimizer import AdamWSettings, MasterAdamW
+from thundersync.learner.policy import served_tensors
+from thundersync.objectives.objective import Objective
+from thundersync.policy_hash import policy_hash
+from thundersync.ports import ContentReady, Event, Receipt, RewardReady, StepReport, TurnReady
+from thundersync.streaming import Continuation, GradientStream, GroupClosure
+
+POLICY_FILE, OPTIMIZER_FILE, STATE_FILE = "policy.safetensors", "optimizer.safetensors", "learner.json"
+
+
+class LearnerRank:
+    """Learns one logical batch at a time.
+
+    version    k of the model's parameters as given
+    now        seconds on the training clock
+    run_tokens most padded tokens of one forward pass that several sources or replayed turns share
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        objective: Objective,
+        settings: AdamWSettings,
+        *,
+        now: Callable[[], float],
+        rank: int = 0,
+        version: int = 0,
+        run_tokens: int = 1024,
+    ) -> None:
+        self.model, self.objective, self.rank, self.version = model, objective, rank, version
+        self.optimizer = MasterAdamW(model, settings)
+        self.stream = GradientStream(model, objective, run_tokens=run_tokens)
+        self.closures: list[GroupClosure] = []
+        """Shift and fold order of the groups of the open batch, in closing order."""
+        self._now = now
+        self._sizes: dict[GroupKey, int] = {}
+        self._opened: set[GroupKey] = set()
+        self._without_turns: dict[GroupKey, list[int]] = {}
+        self._ledger: Ledger | None = None
+
+    def open(self, batch: LogicalBatch) -> None:
+        """Opens a logical batch at the current parameters.
+
+        Raises ValueError when the batch was made for another version, RuntimeError when one is open already.
+        """
+        if batch.update != self.version:
+            raise ValueError(f"batch {batch.update} cannot be learnt at version {self.version} of the parameters")
+        for plan in batch.groups:
+            self.objective.check_group_size(plan.size, plan.key)
+        self.stream.open()
+        self.closures = []
+        self._ledger = Ledger(batch)
+        self._sizes = {plan.key: plan.size for plan in batch.groups}
+        self._opened, self._without_turns = set(), {}
+
+    def learn_trajectory(self, event: RewardReady) -> Receipt:
+        """Forward and backward of one trajectory, folded into its group's running sums (release `trajectory`)."""
+        started, key = self._now(), event.key
+        whole = Gathered.from_reward(event)
+        group = self._open_group(key.group_key, whole.prompt_ids_P)
+        self.stream.add_trajectory(group, key.trajectory, whole.continuation())
+        self._ledger.close(key)
+        return self._receipt(SourceKey(*key), "source", event.at, started, whole.tokens)
+
+    def learn_turn(self, event: TurnReady) -> Receipt:
+        """Forward and backward of one turn against detached state (release `turn_eager`)."""
+        started, key, turn = self._now(), event.key, event.turn
+        group = self._open_group(key.trajectory_key.group_key, event.prompt_ids_P)
+        source = Continuation(
+            ids=turn.ids,
+            scored=turn.scored,
+            teacher_logprobs=event.teacher_logprobs_A,
+            rollout_logprobs=turn.logprobs_A,
+        )
+        self.stream.add_turn(group, key.trajectory, source, turn=key.turn)
+        return self._receipt(key, "source", event.at, started, len(turn.ids))
+
+    def close_trajectory(self, event: ContentReady) -> Receipt:
+        """Replays the adjoints that the trajectory's turns owe to earlier turns."""
+        started, group = self._now(), event.key.group_key
+        replayed = 0
+        if group in self._opened:
+            replayed = self.stream.close_trajectory(group, event.key.trajectory)
+        else:  # it ended before its first turn, and so did all others so far: no event has brought the prompt
+            self._without_turns.setdefault(group, []).append(event.key.trajectory)
+        self._ledger.close(event.key)
+        return self._receipt(event.key, "deferred", event.at, started, replayed)
+
+    def close_group(self, group: GroupKey) -> Receipt:
+        """Combines the group's sums and runs one backward through the shared prompt."""
+        started, tokens = self._now(), 0
+        if group in self._opened:
+            closure = self.stream.close_group(group)
+            self.closures.append(closure)
+            tokens = closure.prompt_tokens
+        return self._receipt(group, "group", started, started, tokens)
+
+    def learn_batch(self, events: Sequence[Event]) -> list[Receipt]:
+        """The whole batch with its advantages known (reduction `direct`), group by group in the order of their keys.
+
+        GRPO learns from the RewardReady events; OPD from TurnReady, with ContentReady as the mark of completeness. The
+        order of the events plays no part. Raises ValueError, before any work, when a registered trajectory is missing
+        or came twice.
+        """
+        gathered = gather_turns(events) if self.objective.source == "turn" else gather_trajectories(events)
+        for key in gathered:
+            self._ledger.close(key)
+        self._ledger.require_complete()
+        receipts = []
+        for group in sorted(self._sizes):
+            started = self._now()
+            members = [gathered[TrajectoryKey(*group, i)] for i in range(self._sizes[group])]
+            prompts = [member.prompt_ids_P for member in members if member.prompt_ids_P is not None]
+            if not prompts:
+                continue  # OPD: no trajectory of the group got as far as a turn
+            _, closure = self.stream.add_group(group, prompts[0], [member.continuation() for member in members])
+            self.closures.append(closure)
+            tokens = len(prompts[0]) + sum(member.tokens for member in members)
+            ready = max(member.ready_at for member in members)
+            receipts.append(self._receipt(group, "direct", ready, started, tokens))
+        return receipts
+
+    def step(self) -> StepReport:
+        """Divides, clips, one optimizer step. Raises while a group is open; parameters and version then stay."""
+        started = self._now()
+        self._ledger.require_complete()
+        statistics = self.stream.statistics
+        divisor = self.objective.divisor(statistics.scored_tokens)
+        norms = self.optimizer.step(self.stream.close())
+        self.version += 1
+        return StepReport(
+            version=self.version,
+            policy_hash=policy_hash(self.weights()),
+            started_at=started,
+            ended_at=self._now(),
+            divisor=divisor,
+            gradient_norm=norms.gradient_norm,
+            clip_coefficient=norms.clip_coefficient,
+            entropy=statistics.entropy,
+            logprob_mismatch=statistics.mismatch,
+        )
+
+    def weights(self) -> dict[str, Tensor]:
+        """What replicas have to load, name -> tensor, tied tensors once; the model's own memory, not copies."""
+        return served_tensors(self.model)
+
+    def export(self, directory: str | Path) -> None:
+        """Writes the policy as transformers does; `load_policy` or anybody's `from_pretrained` reads it."""
+        self.model.save_pretrained(str(directory))
+
+    def save(self, directory: str | Path) -> None:
+        """Writes the learner's whole state at an optimizer boundary: policy, masters, moments, version.
+
+        Raises RuntimeError while a batch is open.
+        """
+        if self.stream.is_open:
+            raise RuntimeError("a batch is open: the learner's state is saved at optimizer boundaries only")
+        folder = Path(directory)
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(self.weights(), folder / POLICY_FILE)
+        save_file(self.optimizer.state(), folder / OPTIMIZER_FILE)
+        state = {"version": self.version, "policy_hash": policy_hash(self.weights())}
+        (folder / STATE_FILE).write_text(json.dumps(state, indent=1) + "\n")
+
+    def load(self, directory: str | Path) -> None:
+        """Restores what `save` wrote, bit for bit. Raises ValueError for a policy without its recorded hash."""
+        folder = Path(directory)
+        state = json.loads((folder / STATE_FILE).read_text())
+        saved = load_file(folder / POLICY_FILE)
+        if policy_hash(saved) != state["policy_hash"]:
+            raise ValueError(f"{folder / POLICY_FILE}: its tensors do not have the hash recorded in {STATE_FILE}")
+        own = self.weights()
+        if saved.keys() != own.keys():
+            odd = ", ".join(sorted(saved.keys() ^ own.keys())[:5])
+            raise ValueError(f"{folder / POLICY_FILE} is of another architecture, see: {odd}")
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])
+        self.optimizer.load_state(load_file(folder / OPTIMIZER_FILE))
+        self.version = state["version"]
+
+    def abort(self) -> None:
+        """Lets go of an open batch without an update."""
+        self.stream.abort()
+        self._ledger = None
+
+    def _open_group(self, group: GroupKey, prompt_ids_P: np.ndarray) -> GroupKey:
+        """Opens a group of the batch with its first source, whose event brings the prompt."""
+        if group not in self._sizes:
+            raise ValueError(f"{group} is not part of the open batch")
+        if group not in self._opened:
+            self.stream.open_group(group, size=self._sizes[group], prompt_ids=prompt_ids_P)
+            self._opened.add(group)
+            for trajectory in self._without_turns.pop(group, ()):
+                self.stream.close_trajectory(group, trajectory)
+        return group
+
+    def _receipt(
+        self, key: SourceKey | TrajectoryKey | GroupKey, kind: str, ready_at: float, started_at: float, tokens: int
+    ) -> Receipt:
+        return Receipt(
+            key=key,
+            kind=kind,
+            update=self.version,
+            ready_at=ready_at,
+            started_at=started_at,
+            ended_at=self._now(),
+            tokens=tokens,
+            rank=self.rank,
+        )

@@ -1,0 +1,7 @@
+"""Gradient streaming: a logical batch's exact gradient, accumulated while the batch is still being made."""
+
+from thundersync.streaming.open_group import GroupClosure
+from thundersync.streaming.scores import SourceStatistics
+from thundersync.streaming.stream import Continuation, GradientStream
+
+__all__ = ["Continuation", "GradientStream", "GroupClosure", "SourceStatistics"]

@@ -1,0 +1,226 @@
+"""One training run from its configuration: builds the parts, starts or resumes the run, and waits for its end.
+
+    with open_session(replicas=1) as session:
+        train(config, session)
+
+A run that ended is left alone; one that was interrupted goes on at its last checkpoint.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from tqdm import tqdm
+
+from thundersync.cluster.session import Session
+from thundersync.cluster.specs import LearnerSpec, ReplicaSpec, WorkloadSpec
+from thundersync.config import ConfigError, RunConfig
+from thundersync.controller import ControllerActor, Progress
+from thundersync.environments import Workload, load_workload
+from thundersync.records import CheckpointRecord, RunDirectory, digest_of, run_record
+from thundersync.sampler import TaskSampler
+from thundersync.splits import list_digest
+from thundersync.warm_start import ModelPaths, build_models
+
+PACKAGES = ("torch", "transformers", "tokenizers", "ray", "numpy", "pydantic")
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was saved at an optimizer boundary; the same command goes on from there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a run begins."""
+
+    update: int = 0
+    elapsed: float = 0.0
+    policy: Path
+    learner_state: Path | None = None
+
+
+def train(config: RunConfig, session: Session, *, commit: str | None = None) -> Path:
+    """Runs or resumes a run to its end and returns its directory. Nothing is repeated of a run that has ended.
+
+    Raises ConfigError for what cannot run here and Interrupted after Ctrl-C, with everything saved.
+    """
+    require_available(config)
+    directory = RunDirectory(Path(config.runs) / config.name)
+    if directory.ended:
+        return directory.path
+    began = time.monotonic()
+    workload = _workload(config)
+    models = build_models(root=Path(config.cache), workload=config.workload.name, seed=config.model.seed)
+    if (directory.path / "run.json").exists():
+        start = _resume(directory, config, models)
+    else:
+        start = Start(policy=models.student)
+    policy_hash = _configure(config, session, models, start)
+    if start.update == 0 and not (directory.path / "run.json").exists():
+        record = _run_record(config, session, workload, models, policy_hash, time.monotonic() - began, commit)
+        RunDirectory.create(directory.path, record)
+    sampler = TaskSampler(
+        tasks=workload.training,
+        seed=config.seed,
+        prompts=config.objective.prompts_per_update,
+        group_size=config.objective.trajectories_per_prompt,
+    )
+    controller = ControllerActor.remote(session.placement.rollout_cores)
+    _wait(controller, config, controller.run.remote(config, session, sampler, start.update, start.elapsed))
+    ray.kill(controller)
+    if not directory.ended:
+        raise Interrupted(f"{directory.path} is saved; run the same command again to go on")
+    shutil.rmtree(directory.path / "state")  # only a resumed run would need it
+    return directory.path
+
+
+def require_available(config: RunConfig) -> None:
+    """Raises ConfigError naming everything that this configuration needs and this machine lacks."""
+    if config.scale.name != "paper":
+        if config.model.name != "embedded":
+            raise ConfigError(f"model {config.model.name} needs scale=paper; scale={config.scale.name} takes embedded")
+        return
+    import importlib.util
+
+    import torch
+
+    lacking = []
+    if (gpus := torch.cuda.device_count()) < config.scale.devices:
+        lacking.append(f"{config.scale.devices} CUDA GPUs ({gpus} found)")
+    if importlib.util.find_spec("vllm") is None:
+        lacking.append("the package vllm (pip install '.[vllm]')")
+    if shutil.which("docker") is None:
+        lacking.append("a container engine for SWE-smith images (docker)")
+    lacking.append(f"the vLLM engine and the loader of {config.model.name}, which this version does not have yet")
+    raise ConfigError(f"scale=paper needs {', '.join(lacking)}; scale=embedded runs here")
+
+
+def _workload(config: RunConfig) -> Workload:
+    return load_workload(config.workload.name, root=Path(config.cache), seed=config.workload.seed)
+
+
+def _configure(config: RunConfig, session: Session, models: ModelPaths, start: Start) -> str:
+    """Takes the actors into use for this run; returns the hash of the policy that all of them hold."""
+    learner = LearnerSpec(
+        policy=start.policy,
+        objective=config.objective.name,
+        prompts_per_update=config.objective.prompts_per_update,
+        advantage_epsilon=config.objective.advantage_epsilon,
+        learning_rate=config.optimizer.learning_rate,
+        betas=config.optimizer.betas,
+        epsilon=config.optimizer.epsilon,
+        weight_decay=config.optimizer.weight_decay,
+        clip_norm=config.optimizer.clip_norm,
+        resume_from=start.learner_state,
+    )
+    scored = config.objective.name == "opd"
+    if scored:
+        ray.get(session.teacher.configure.remote(models.teacher))
+    replica = ReplicaSpec(
+        policy=start.policy,
+        version=start.update,
+        workload=WorkloadSpec(name=config.workload.name, root=Path(config.cache), seed=config.workload.seed),
+        generation=config.generation,
+        run_seed=config.seed,
+    )
+    (version, policy_hash), *served = ray.get(
+        [
+            session.learner.configure.remote(learner),
+            *(r.configure.remote(replica, session.teacher if scored else None) for r in session.replicas.values()),
+        ]
+    )
+    if version != start.update or any(s.policy_hash != policy_hash for s in served):
+        raise RuntimeError(f"learner and replicas do not start from the same policy as update {start.update}")
+    return policy_hash
+
+
+def _run_record(config, session, workload, models, policy_hash, seconds, commit) -> Any:
+    evaluation = [task.task_id for task in workload.heldout[: config.scale.evaluation_tasks]]
+    training = [task.task_id for task in workload.training]
+    return run_record(
+        config=config.model_dump(mode="json"),
+        packages=PACKAGES,
+        commit=commit,
+        name=config.name,
+        objective=config.objective.name,
+        workload=config.workload.name,
+        schedule=config.schedule.name,
+        seed=config.seed,
+        tokenizer_digest=models.tokenizer_digest,
+        workload_digest=digest_of([list_digest(training), list_digest(evaluation)]),
+        initial_policy_hash=policy_hash,
+        evaluation_tasks=tuple(evaluation),
+        evaluation_attempts=config.scale.evaluation_attempts,
+        budget_seconds=config.scale.budget_s,
+        devices=config.scale.devices,
+        device_name=config.scale.device_name,
+        price_usd_per_device_hour=config.scale.price_usd_per_device_hour,
+        initialisation_seconds=seconds,
+    )
+
+
+def _resume(directory: RunDirectory, config: RunConfig, models: ModelPaths) -> Start:
+    """The last checkpoint whose learner state is there; later records are set aside. Refuses another configuration."""
+    directory.repair()
+    if (found := directory.run().settings_digest) != digest_of(config.model_dump(mode="json")):
+        raise ConfigError(
+            f"{directory.path} holds a run of another configuration (settings digest {found[:12]}): "
+            "give this run another name, or move that directory away"
+        )
+    for checkpoint in reversed(directory.read_if_any(CheckpointRecord)):
+        state = directory.path / "state" / f"update-{checkpoint.update:05d}"
+        if checkpoint.update > 0 and state.exists():
+            directory.rewind(checkpoint.update)
+            return Start(
+                update=checkpoint.update,
+                elapsed=checkpoint.published_at,
+                policy=directory.path / checkpoint.path,
+                learner_state=state,
+            )
+    directory.rewind(0)
+    return Start(policy=models.student)
+
+
+@dataclass(slots=True)
+class _StopOnInterrupt:
+    """The first Ctrl-C asks for an orderly stop, the second one does not ask."""
+
+    controller: Any
+    asked: bool = False
+
+    def __call__(self, signum: int, frame: Any) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+        tqdm.write("Stopping at the next optimizer boundary and saving; press Ctrl-C again to stop at once.")
+        self.controller.stop.remote()
+
+
+@contextmanager
+def _interruptible(controller: Any) -> Iterator[None]:
+    previous = signal.signal(signal.SIGINT, _StopOnInterrupt(controller))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _wait(controller: Any, config: RunConfig, running: Any) -> None:
+    """Waits for the run with a bar over its training clock; raises what the run raised."""
+    with (
+        _interruptible(controller),
+        tqdm(total=round(config.scale.budget_s, 1), desc=config.name, unit="s", leave=False) as bar,
+    ):
+        while not ray.wait([running], timeout=0.5)[0]:
+            progress: Progress = ray.get(controller.progress.remote())
+            bar.n = round(min(progress.training_s, config.scale.budget_s), 1)
+            bar.set_postfix(updates=progress.updates, reward=progress.reward)
+        ray.get(running)
