@@ -52,10 +52,10 @@ reproduce-fig5: setup  ## the main job: four schedules trained, evaluated and co
 	$(V)/python -m experiments.matched_performance scale=$(SCALE) --seeds $(SEEDS)
 
 reproduce-fig1: setup  ## Figure 1's form from the records of the main job
-	$(V)/python -m paper_figures.fig01_cost_swe --runs runs/fig5/$(SCALE) --results results/fig1
+	$(V)/python -m paper_figures.fig01_cost_swe --runs runs/fig5/$(SCALE) --results results/fig1 --seeds $(SEEDS) --partial-seeds
 
 reproduce-fig6: setup  ## Figure 6's form from the records of the main job
-	$(V)/python -m paper_figures.fig06_cost_terminal --runs runs/fig5/$(SCALE) --results results/fig6
+	$(V)/python -m paper_figures.fig06_cost_terminal --runs runs/fig5/$(SCALE) --results results/fig6 --seeds $(SEEDS) --partial-seeds
 
 bench-schedules: setup  ## one paired run of all schedules: step times, and the speedup beside its bound
 	$(V)/python -m experiments.bench_schedules

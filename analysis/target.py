@@ -1,4 +1,4 @@
-"""The target pass@3: midpoint between the warm start and a pilot Sync run, fixed before the compared runs (Appendix E.3)."""
+"""The target pass@3: midpoint between warm start and pilot, fixed before the compared runs start (Appendix E.3)."""
 
 from __future__ import annotations
 

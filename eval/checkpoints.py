@@ -54,7 +54,8 @@ def evaluate_run(path: Path, session: Session, *, elsewhere: Iterable[Path] = ()
         served = ray.get([evaluator.configure.remote(spec, None) for evaluator in session.evaluators])
         if any(s.policy_hash != checkpoint.policy_hash for s in served):
             raise ValueError(f"{spec.policy} does not hold the policy that its checkpoint record names")
-        with tqdm(total=pending, desc=f"evaluate {path.name} @{checkpoint.update}", unit="try", leave=False) as bar:
+        what = f"evaluate {path.name} @{checkpoint.update}"
+        with tqdm(total=pending, desc=what, unit="try", leave=False, disable=None) as bar:
             asyncio.run(
                 evaluate(
                     checkpoint.policy_hash,

@@ -67,24 +67,23 @@ def main() -> None:
 
 def run_campaign(configs: list[RunConfig]) -> None:
     root = Path(configs[0].runs)
-    with open_session(configs[0].scale.replicas) as session, tqdm(configs, desc="figure 5", unit="run") as bar:
+    with open_session(configs[0].scale.replicas) as session, tqdm(configs, desc="figure 5", unit="run", disable=None) as bar:
         for i, config in enumerate(bar):
-            bar.set_postfix_str(config.name)
             path = train(config, session)
             evaluate_run(path, session, elsewhere=_finished(root))
+            tqdm.write(f"trained and evaluated: {path}")
             if config.seed == PILOT_SEED:
                 write_target(root, config.objective.name, config.workload.name, pilot=path)
             elif i + 1 == len(configs) or configs[i + 1].seed != config.seed:
-                draw(configs, upto=config.seed)
+                draw(configs)
 
 
-def draw(configs: list[RunConfig], upto: int) -> None:
-    """Draws the figure from the seeds that are complete so far."""
-    seeds = list(dict.fromkeys(c.seed for c in configs if c.seed != PILOT_SEED))
-    done = seeds[: seeds.index(upto) + 1]
+def draw(configs: list[RunConfig]) -> None:
+    """Draws the figure from the seeds that are complete so far; its report names those that are pending."""
+    seeds = dict.fromkeys(str(c.seed) for c in configs if c.seed != PILOT_SEED)
     subprocess.run(
         [sys.executable, "-m", "paper_figures.fig05_matched_performance", "--runs", configs[0].runs]
-        + ["--results", "results/fig5", "--seeds", ",".join(map(str, done))],
+        + ["--results", "results/fig5", "--seeds", ",".join(seeds), "--partial-seeds"],
         check=True,
     )
 

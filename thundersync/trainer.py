@@ -217,10 +217,10 @@ def _wait(controller: Any, config: RunConfig, running: Any) -> None:
     """Waits for the run with a bar over its training clock; raises what the run raised."""
     with (
         _interruptible(controller),
-        tqdm(total=round(config.scale.budget_s, 1), desc=config.name, unit="s", leave=False) as bar,
+        tqdm(total=round(config.scale.budget_s), desc=config.name, unit="s", leave=False, disable=None) as bar,
     ):
         while not ray.wait([running], timeout=0.5)[0]:
             progress: Progress = ray.get(controller.progress.remote())
-            bar.n = round(min(progress.training_s, config.scale.budget_s), 1)
+            bar.n = round(min(progress.training_s, config.scale.budget_s))
             bar.set_postfix(updates=progress.updates, reward=progress.reward)
         ray.get(running)

@@ -51,7 +51,7 @@ def test_files_of_the_agent_do_not_start_with_the_interpreter():
     """sitecustomize, modules named like the library's, and pytest's hooks are never read."""
     bad = "open('/work/ran', 'w').write('x')\nimport os\nos._exit(0)\n"
     shadows = {name: bad for name in ("sitecustomize.py", "usercustomize.py", "os.py", "sys.py", "conftest.py")}
-    assert results("def f():\n    return 1\n", **shadows) == {A: True, B: False}
+    assert results("def f():\n    return 1\n", "import os\n" + TEST, **shadows) == {A: True, B: False}
 
 
 def test_reading_is_strict():

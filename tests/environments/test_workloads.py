@@ -82,7 +82,7 @@ def test_generated_once_and_alike(workload, root, tmp_path):
         == (workload.training, workload.heldout)
     )
     other = load_workload(workload.name, root=tmp_path, seed=1)
-    assert not {t.instruction for t in other.training} & {t.instruction for t in workload.training}
+    assert {t.task_id for t in other.training} != {t.task_id for t in workload.training}
 
 
 def test_counts_keep_the_first_and_are_checked(workload, root):
@@ -114,9 +114,16 @@ def test_words_are_one_pool_without_traps():
     )
 
 
-def test_heldout_tasks_use_words_that_occur_in_training(workload):
+def test_heldout_words_also_occur_in_training(workload):
+    """In what an agent reads or the reference writes: instructions, start files, commands."""
+
     def words(tasks):
         texts = [text for t in tasks for text in (t.instruction, *workload.reference_commands(t.task_id))]
+        for task in tasks if workload.name == "micro_swe" else ():
+            folder = (
+                workload.source.root / "repositories" / workload.source.rows[task.task_id]["repo"].replace("/", "__")
+            )
+            texts += [path.read_text() for path in folder.glob("*/*.py")]
         return {word for text in texts for word in re.findall(r"[a-z]+", text)}
 
     assert not words(workload.heldout) - words(workload.training)

@@ -3,12 +3,14 @@
 import csv
 import json
 import shutil
+import subprocess
 
 import pytest
 import synthetic
 
 from analysis.campaign import SCHEDULES
 from paper_figures import common, curves, fig01_cost_swe, fig05_matched_performance, fig06_cost_terminal
+from paper_figures.publish import publish
 from paper_figures.style import LOOKS, time_unit
 
 FILES = {"figure.png", "figure.pdf", "data.csv", "report.md", "report.json"}
@@ -125,7 +127,7 @@ def test_a_smoke_campaign_is_drawn_too(tmp_path):
 def test_figures_1_and_6_draw_their_own_workload_and_cost_only_with_a_price(pristine, tmp_path):
     for number, script in ((1, fig01_cost_swe), (6, fig06_cost_terminal)):
         out = tmp_path / str(number)
-        options = ["--runs", str(pristine), "--results", str(out), "--partial-seeds"]
+        options = ["--runs", str(pristine), "--results", str(out), "--partial-seeds", "--objectives", "grpo"]
         assert common.main(script.draw, common.arguments(script.TITLE), options) == 0
         assert {path.name for path in out.iterdir()} == FILES
         report = report_of(out)
@@ -137,7 +139,7 @@ def test_figures_1_and_6_draw_their_own_workload_and_cost_only_with_a_price(pris
         with (out / "data.csv").open() as file:
             rows = list(csv.DictReader(file))
         warm = [row for row in rows if row["curve"] == "pass3" and float(row["seconds"]) == 0]
-        assert len(warm) == 8 and len({row["value"] for row in warm}) == 1  # all start from the same policy
+        assert len(warm) == 4 and len({row["value"] for row in warm}) == 1  # all start from the same policy
         assert {row["cost_usd"] for row in rows} == {""}
 
 
@@ -167,6 +169,16 @@ def test_a_damaged_record_is_one_sentence_and_no_figure(pristine, tmp_path, caps
     complaint = capsys.readouterr().err
     assert "updates.jsonl, line 32: schema None version None found, 'update' version 1 expected" in complaint
     assert not (tmp_path / "out").exists()
+
+
+def test_a_published_picture_carries_the_digest_of_its_report(drawn, tmp_path):
+    picture = publish(drawn, tmp_path)
+    assert picture.read_bytes() == (drawn / "figure.png").read_bytes()
+    digest, name = (tmp_path / "fig5.sha256").read_text().split()
+    done = subprocess.run(["sha256sum", drawn / "report.json"], capture_output=True, text=True, check=True)
+    assert digest == done.stdout.split()[0] and name == "results/fig5/report.json"
+    with pytest.raises(FileNotFoundError, match=r"report\.json"):
+        publish(tmp_path / "nothing", tmp_path)
 
 
 def test_the_papers_numbers_agree_with_each_other():

@@ -16,6 +16,7 @@ VOCAB = 37
 
 
 def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
+    """Well enough conditioned that the plain FP32 gradient itself is within about 1e-6 of the FP64 one."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         hidden_size=16,
@@ -26,7 +27,7 @@ def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.nn.Mo
         head_dim=8,
         vocab_size=VOCAB,
         tie_word_embeddings=True,
-        initializer_range=0.3,
+        initializer_range=0.15,
     )
     return AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").to(dtype).eval()
 

@@ -16,7 +16,9 @@ PROMPT, IDS, MASK = [1, 2, 3], [4, 5, 6, 7], [True, True, False, True]
 
 
 def source(**changes) -> Continuation:
-    return Continuation(**{"ids": IDS, "scored": MASK, "reward": 1.0, "teacher_logprobs": [-1.0, -2.0, -1.5], **changes})
+    return Continuation(
+        **{"ids": IDS, "scored": MASK, "reward": 1.0, "teacher_logprobs": [-1.0, -2.0, -1.5], **changes}
+    )
 
 
 @pytest.fixture

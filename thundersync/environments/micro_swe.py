@@ -8,6 +8,7 @@ its statement says what that function should do, neither where it is nor what st
 from __future__ import annotations
 
 import difflib
+import functools
 import hashlib
 import itertools
 import json
@@ -116,13 +117,13 @@ def _word(rng: Random, name: str) -> Function:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Repository:
     owner: str
     package: str
     modules: dict[str, tuple[Function, ...]]
 
-    @property
+    @functools.cached_property
     def files(self) -> dict[str, str]:
         """Sources and tests of the right state."""
         sources = {self.path(m): "\n".join(f.source() for f in functions) for m, functions in self.modules.items()}
@@ -134,7 +135,7 @@ class Repository:
     def path(self, module: str) -> str:
         return f"{self.package}/{module}.py"
 
-    @property
+    @functools.cached_property
     def commit(self) -> str:
         return hashlib.sha256(json.dumps(self.files, sort_keys=True).encode()).hexdigest()[:8]
 

@@ -36,7 +36,13 @@ def backward(
 ) -> Gradients:
     """Gradients of sum(seeds * outputs) (of a scalar output when `seeds` is None). Frees the graph; sets no `.grad`."""
     leaves = [leaf for piece in context for leaf in piece.leaves]
-    gradients = list(torch.autograd.grad(outputs, [*parameters, *leaves], seeds, allow_unused=True))
+    # Where only some parameters learn, the states of the layers below them depend on nothing.
+    dependent = [i for i, output in enumerate(outputs) if output.requires_grad]
+    gradients = [None] * (len(parameters) + len(leaves))
+    if dependent:
+        seeds = None if seeds is None else [seeds[i] for i in dependent]
+        inputs = [*parameters, *leaves]
+        gradients = list(torch.autograd.grad([outputs[i] for i in dependent], inputs, seeds, allow_unused=True))
     start = len(parameters)
     adjoints = []
     for piece in context:

@@ -1,0 +1,121 @@
+"""Real runs on Ray: a random policy, real sandboxes, real gradients. Lag, membership and resumption from the records."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from experiments.compose import compose_run
+from thundersync.config import ConfigError
+from thundersync.records import (
+    CheckpointRecord,
+    RecordError,
+    RunDirectory,
+    SourceRecord,
+    TrajectoryRecord,
+    UpdateRecord,
+    read_lines,
+)
+from thundersync.trainer import Interrupted, train
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(autouse=True)
+def no_warm_start(monkeypatch, random_models):
+    monkeypatch.setattr("thundersync.trainer.build_models", lambda **_: random_models)
+
+
+def configuration(tmp_path, name, *overrides):
+    return compose_run(
+        ["workload=micro_terminal", "scale=smoke", "scale.budget_s=1000", "generation.max_turns=3",
+         "generation.max_tokens_per_turn=12", f"runs={tmp_path}", f"cache={tmp_path / 'cache'}", f"name={name}",
+         *overrides]
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("objective", ["grpo", "opd"])
+@pytest.mark.parametrize("schedule", ["sync", "async", "fully_async", "thundersync"])
+def test_every_schedule_trains_each_trajectory_once_within_its_lag(schedule, objective, session, tmp_path):
+    config = configuration(tmp_path, "run", f"schedule={schedule}", f"objective={objective}")
+    run = RunDirectory(train(config, session))
+    updates = run.read(UpdateRecord)
+    assert [u.update for u in updates] == [0, 1, 2]
+    assert len({u.policy_hash for u in updates}) == 3, "the policy did not change at every update"
+    groups = [group for u in updates for group in u.groups]
+    assert len(set(groups)) == len(groups) == 3 * 4
+    trained = [r for r in run.read(TrajectoryRecord) if r.key.split("/trajectory=")[0] in groups]
+    assert len({r.key for r in trained}) == len(trained) == 3 * 16
+    lags = {(u.lag_min, u.lag_max) for u in updates}
+    if schedule in ("sync", "thundersync"):
+        assert lags == {(0, 0)}
+    elif schedule == "async":
+        assert [(u.lag_min, u.lag_max) for u in updates] == [(0, 0), (1, 1), (1, 1)]
+    else:
+        assert all(0 <= low <= high <= 2 for low, high in lags)
+    # Engine and learner compute the same log-probabilities: FP32 against FP32. Stale tokens differ, as they must.
+    if schedule in ("sync", "thundersync"):
+        assert max(u.logprob_mismatch.max for u in updates) < 1e-4
+    sources = run.read(SourceRecord)
+    if schedule == "thundersync":
+        kinds = {"grpo": {"source", "group"}, "opd": {"source", "deferred", "group"}}[objective]
+        assert {s.kind for s in sources} == kinds
+    else:
+        assert {s.kind for s in sources} == {"direct"}
+
+
+def test_a_run_that_ended_is_left_alone(session, tmp_path):
+    config = configuration(tmp_path, "run", "scale.max_updates=1")
+    before = RunDirectory(train(config, session)).read(UpdateRecord)
+    assert RunDirectory(train(config, session)).read(UpdateRecord) == before
+
+
+def interrupt_after(path, updates):
+    """Presses Ctrl-C once the run has recorded so many updates."""
+
+    def watch():
+        while not path.exists() or path.read_text().count("\n") < updates:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def test_an_interrupted_run_goes_on_bit_for_bit(session, tmp_path):
+    """CASES D15: same tasks, same sampled tokens, same parameters and moments as an uninterrupted run."""
+    many = "scale.max_updates=6"
+    whole = RunDirectory(train(configuration(tmp_path, "whole", "schedule=sync", many), session))
+    config = configuration(tmp_path, "parts", "schedule=sync", many)
+    interrupt_after(tmp_path / "parts" / "updates.jsonl", 2)
+    with pytest.raises(Interrupted, match="run the same command again"):
+        train(config, session)
+    parts = RunDirectory(tmp_path / "parts")
+    stopped = len(parts.read(UpdateRecord))
+    assert 2 <= stopped < 6 and parts.read(CheckpointRecord)[-1].reason == "interrupt"
+    train(config, session)
+    first, second = whole.read(UpdateRecord), parts.read(UpdateRecord)
+    assert [u.update for u in second] == list(range(6))
+    assert [u.groups for u in first] == [u.groups for u in second]
+    assert [u.policy_hash for u in first] == [u.policy_hash for u in second]
+    assert [u.tokens for u in first] == [u.tokens for u in second]
+    assert all(a.published_at < b.published_at for a, b in zip(second, second[1:], strict=False))
+
+
+def test_another_configuration_does_not_resume_a_run(session, tmp_path):
+    interrupt_after(tmp_path / "run" / "updates.jsonl", 1)
+    with pytest.raises(Interrupted):
+        train(configuration(tmp_path, "run", "scale.max_updates=50"), session)
+    with pytest.raises(ConfigError, match="holds a run of another configuration"):
+        train(configuration(tmp_path, "run", "scale.max_updates=50", "optimizer.learning_rate=1e-3"), session)
+
+
+def test_a_damaged_record_names_file_and_line(session, tmp_path):
+    path = train(configuration(tmp_path, "run", "scale.max_updates=2"), session) / "updates.jsonl"
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], lines[1][:-9] + "}"]) + "\n")
+    with pytest.raises(RecordError, match="updates.jsonl, line 2: damaged record"):
+        read_lines(path, UpdateRecord)
