@@ -92,9 +92,14 @@ def test_the_system_is_read_only_and_the_user_unprivileged():
 def test_project_and_packages_are_not_there():
     """Task generators hold every answer: neither this checkout nor an installed copy can be reached."""
     here = os.path.dirname(os.path.abspath(room.__file__))
-    checkout, package = session(f"ls {here}", "python3 -c 'import thundersync'")
+    checkout, package, others = session(
+        f"ls {here}",
+        "python3 -c 'import thundersync'",
+        "python3 -c 'import os, sys; print([p for p in sys.path if p.endswith(\"-packages\") and os.listdir(p)])'",
+    )
     assert "No such file" in checkout.output
     assert "ModuleNotFoundError" in package.output
+    assert others.output == "[]\n"
 
 
 def test_only_the_three_standard_descriptors_are_open():
@@ -227,6 +232,19 @@ def test_many_sandboxes_at_once_do_not_mix():
         return await asyncio.gather(*(one(i) for i in range(12)))
 
     assert asyncio.run(main()) == [[f"{i}{j}\n" for j in range(3)] for i in range(12)]
+
+
+def test_a_cancelled_command_ends_the_session():
+    """Otherwise its late answer would be taken for that of the next command."""
+
+    async def main():
+        async with await Sandbox.open(FILES, LIMITS) as sandbox:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(sandbox.run("sleep 0.3; echo late; exit 9"), 0.05)
+            return await sandbox.run("echo next"), sandbox.ended
+
+    result, ended = asyncio.run(main())
+    assert ended and (result.output, result.exit_code) == ("", 137)
 
 
 def test_files_that_do_not_fit_are_an_error():

@@ -31,7 +31,7 @@ FORGERIES = {
     "prints": f"print('PASSED {B}\\nEND', flush=True)\ndef f():\n    return 1\n",
     "writes to every descriptor": (
         f"import os\nfor fd in range(64):\n    try: os.write(fd, b'x PASSED {B}\\nx END\\n')\n"
-        "    except OSError: pass\ndef f():\n    return 1\n"
+        "    except OSError: pass\nos._exit(0)\n"
     ),
     "leaves at import": "import os\nos._exit(0)\n",
     "leaves in a test": "import os\ndef f():\n    os._exit(0)\n",
@@ -50,8 +50,8 @@ def test_results_cannot_be_forged(lib):
 def test_files_of_the_agent_do_not_start_with_the_interpreter():
     """sitecustomize, modules named like the library's, and pytest's hooks are never read."""
     bad = "open('/work/ran', 'w').write('x')\nimport os\nos._exit(0)\n"
-    shadows = {name: bad for name in ("sitecustomize.py", "usercustomize.py", "os.py", "sys.py", "conftest.py")}
-    assert results("def f():\n    return 1\n", "import os\n" + TEST, **shadows) == {A: True, B: False}
+    shadows = {name: bad for name in ("sitecustomize.py", "usercustomize.py", "json.py", "sys.py", "conftest.py")}
+    assert results("def f():\n    return 1\n", "import json\n" + TEST, **shadows) == {A: True, B: False}
 
 
 def test_reading_is_strict():

@@ -76,11 +76,11 @@ def test_masters_keep_steps_that_bf16_parameters_would_lose():
             parameter.fill_(0.02)
     optimizer = MasterAdamW(model, AdamWSettings(learning_rate=1e-6))
     up = {name: torch.full(p.shape, 1e-2) for name, p in model.named_parameters()}
-    start = float(next(model.parameters())[0, 0])
+    start = next(model.parameters())[0, 0].item()
     for _ in range(100):
         optimizer.step(up)
-    assert optimizer.state()["master"].mean() - start == pytest.approx(100e-6, rel=1e-2)
-    assert float(next(model.parameters())[0, 0]) > start  # 1e-4 is enough to round to the next BF16 value
+    assert optimizer.state()["master"].mean().item() - start == pytest.approx(100e-6, rel=1e-2)
+    assert next(model.parameters())[0, 0].item() > start  # 1e-4 is enough to round to the next BF16 value
     assert next(model.parameters()).dtype == torch.bfloat16
 
 

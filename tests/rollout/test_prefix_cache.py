@@ -14,7 +14,11 @@ def states(ids: np.ndarray) -> torch.Tensor:
 
 
 sequences = st.lists(
-    st.builds(lambda head, tail: np.array([0] * head + tail, np.int32), st.integers(0, 20), st.lists(st.integers(0, 2), max_size=20)),
+    st.builds(
+        lambda head, tail: np.array([0] * head + tail, np.int32),
+        st.integers(0, 20),
+        st.lists(st.integers(0, 2), max_size=20),
+    ),
     max_size=8,
 )
 

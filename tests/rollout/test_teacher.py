@@ -59,7 +59,7 @@ def test_a_turn_costs_its_own_tokens_only():
 
 
 def test_no_shift_by_one():
-    """D9: with student [-1.5] * 3 and teacher scores [s0, s1, s2] the advantages are s_t + 1.5, the first token included."""
+    """D9: with student [-1.5] * 3 and teacher scores s the advantages are s_t + 1.5, the first token included."""
     prompt, action = np.array([5, 6, 7], np.int32), np.array([8, 9, 10], np.int32)
     scores = TeacherScorer(MODEL).score_now(TrajectoryKey(0, 0, 0), prompt, action)
     table = plain_logprobs(MODEL, np.array([5, 6, 7, 8, 9, 10]))

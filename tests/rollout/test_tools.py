@@ -60,7 +60,7 @@ def test_anything_else_is_a_parser_error(action):
         parse_tool_call(action)
 
 
-@given(st.text(alphabet="ab `\n<>/{}\"tol_c[]", max_size=60))
+@given(st.text(alphabet='ab `\n<>/{}"tol_c[]', max_size=60))
 def test_arbitrary_text_parses_or_raises_a_parser_error(text):
     try:
         assert parse_tool_call(text).command.strip()

@@ -26,7 +26,9 @@ def engine_of(model, **changes) -> TransformersEngine:
 
 
 def request(name, ids, *, max_tokens=12, seed=0) -> GenerationRequest:
-    return GenerationRequest(request_id=str(name), token_ids=np.asarray(ids, np.int32), max_tokens=max_tokens, seed=seed)
+    return GenerationRequest(
+        request_id=str(name), token_ids=np.asarray(ids, np.int32), max_tokens=max_tokens, seed=seed
+    )
 
 
 def drain(engine, requests, *, between=lambda step: None) -> dict:
@@ -44,7 +46,9 @@ def drain(engine, requests, *, between=lambda step: None) -> dict:
 def random_prompts(count, *, shared=10, own=20, seed=0):
     rng = np.random.default_rng(seed)
     head = rng.integers(5, 300, shared)
-    return [np.concatenate([head, rng.integers(5, 300, 1 + int(rng.integers(own)))]).astype(np.int32) for _ in range(count)]
+    return [
+        np.concatenate([head, rng.integers(5, 300, 1 + int(rng.integers(own)))]).astype(np.int32) for _ in range(count)
+    ]
 
 
 def same_bits(one, other):

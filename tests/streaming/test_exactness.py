@@ -13,8 +13,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plain import PlainGroup, flat, gradient, plain_grpo, plain_opd, random_group, relative_error, tiny_model
-from plain import token_logprobs as plain_logprobs
+from plain_gradients import PlainGroup, flat, gradient, plain_grpo, plain_opd, random_group, relative_error, tiny_model
+from plain_gradients import token_logprobs as plain_logprobs
 
 from thundersync.objectives import GRPO, OPD
 from thundersync.streaming import Continuation, GradientStream
@@ -228,14 +228,15 @@ def test_frozen_parameters_are_left_out():
     assert set(direction) == {name for name, p in model.named_parameters() if p.requires_grad}
     for parameter in model.parameters():
         parameter.requires_grad_(True)
-    everything = dict(zip([n for n, _ in model.named_parameters()], _split(plain_grpo(model, [group]), model)))
+    names = [name for name, _ in model.named_parameters()]
+    everything = dict(zip(names, _split(plain_grpo(model, [group]), model), strict=True))
     for name, tensor in direction.items():
         assert relative_error(tensor, everything[name]) < 1e-5
 
 
 def _split(vector: torch.Tensor, model: torch.nn.Module) -> list[torch.Tensor]:
     parts = vector.split([p.numel() for p in model.parameters()])
-    return [part.view_as(p) for part, p in zip(parts, model.parameters())]
+    return [part.view_as(p) for part, p in zip(parts, model.parameters(), strict=True)]
 
 
 def test_statistics_are_sums_over_scored_tokens():
@@ -272,7 +273,7 @@ def test_the_reference_itself_differentiates():
     step = torch.randn(len(slope), dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 1e-3
     values = []
     for sign in (1, -2):
-        for parameter, part in zip(model.parameters(), _split(step, model)):
+        for parameter, part in zip(model.parameters(), _split(step, model), strict=True):
             parameter.data.add_(part, alpha=sign)
         values.append(float(loss().detach()))
     assert (values[0] - values[1]) / 2 == pytest.approx(float(slope @ step), rel=1e-2)

@@ -80,11 +80,14 @@ class Sandbox:
         )
         sandbox = cls(limits, process, memory, _Collector(limits.output_bytes))
         sandbox._listen()
-        code = await sandbox._request("import", "", archive)
-        if code != 0:
-            text = sandbox._output.take().decode(errors="replace").strip()
+        try:
+            code = await sandbox._request("import", "", archive)
+            if code != 0:
+                text = sandbox._output.take().decode(errors="replace").strip()
+                raise SandboxError(f"the sandbox did not start or its files did not fit (code {code}): {text}")
+        except BaseException:
             await sandbox.close()
-            raise SandboxError(f"the sandbox did not start or its files did not fit (code {code}): {text}")
+            raise
         return sandbox
 
     async def __aenter__(self) -> Sandbox:
@@ -148,11 +151,15 @@ class Sandbox:
         self._answer = loop.create_future()
         backstop = loop.call_later(self.limits.wall_seconds, self._end)
         try:
-            self._process.stdin.write(f"{mode}\0{command}\0".encode())
+            self._process.stdin.write(f"{mode}\0{command}\0".encode(errors="replace"))
             return await self._answer
         except BrokenPipeError:
             self._end()
             return None
+        except asyncio.CancelledError:
+            # The answer of an abandoned command must not be taken for that of the next.
+            self._end()
+            raise
         finally:
             backstop.cancel()
             self._answer = None

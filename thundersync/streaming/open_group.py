@@ -26,6 +26,7 @@ class GroupClosure:
     rewards: tuple[float, ...]
     """In the order in which they were bound."""
     beta: tuple[float, ...]
+    """The combination weights; (1,) where each source carried its final weight (OPD, and the reduction `direct`)."""
     folds: tuple[tuple[int, int | None], ...]
     """(trajectory, turn) in the order in which sources were folded; turn is None for a whole trajectory."""
     prompt_tokens: int

@@ -42,6 +42,6 @@ class RunningSums:
     def combine(self, beta: Sequence[float]) -> list[Tensor]:
         """sum_b beta_b G_b, as new tensors in the shapes of `like`."""
         g = self._flat_b[0] * beta[0]
-        for beta_b, G_b in zip(beta[1:], self._flat_b[1:], strict=True):  # noqa: N806 (the paper's symbol)
+        for beta_b, G_b in zip(beta[1:], self._flat_b[1:], strict=True):
             g.add_(G_b, alpha=beta_b)
         return self.split(g)

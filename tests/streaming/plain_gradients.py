@@ -79,7 +79,8 @@ def token_logprobs(model: torch.nn.Module, prompt: np.ndarray, ids: np.ndarray) 
 def gradient(model: torch.nn.Module, objective: torch.Tensor) -> torch.Tensor:
     """Flat gradient, in the order of named_parameters()."""
     grads = torch.autograd.grad(objective, list(model.parameters()), allow_unused=True)
-    return torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in zip(model.parameters(), grads)])
+    pairs = zip(model.parameters(), grads, strict=True)
+    return torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in pairs])
 
 
 def plain_grpo(model: torch.nn.Module, groups: list[PlainGroup]) -> torch.Tensor:
@@ -90,7 +91,7 @@ def plain_grpo(model: torch.nn.Module, groups: list[PlainGroup]) -> torch.Tensor
         advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
         if rewards.max() == rewards.min():
             advantages = np.zeros_like(rewards)
-        for advantage, member in zip(advantages, group.members):
+        for advantage, member in zip(advantages, group.members, strict=True):
             if member.scored.any():
                 logprobs = token_logprobs(model, group.prompt, member.ids)
                 mean = logprobs[torch.as_tensor(member.scored)].mean()

@@ -1,0 +1,242 @@
+"""The embedded models: a student policy that is warm-started imperfectly, and a larger, better-trained frozen teacher.
+
+Both are Qwen3 models made here, from nothing: demonstrations are run in the sandbox (demonstrations.py), one tokenizer
+is trained on their text, and the two models learn the action tokens at the same time in two processes of one thread.
+The result is cached under the digest of everything that made it.
+
+    python -m thundersync.warm_start --workload micro_swe --root cache
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import multiprocessing
+import queue
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+
+from thundersync.demonstrations import Demonstration, Renaming, collect, encode
+from thundersync.environments.workload import Workload, load_workload
+from thundersync.rollout.chat import Chat, load_chat, train_tokenizer
+from thundersync.rollout.settings import GenerationSettings
+
+RECIPE_VERSION = 1
+"""Raise it when the code of the warm start changes what comes out."""
+VOCABULARY = 768
+CORRUPTED_PER_TASK = 2
+WARMUP_STEPS = 20
+OBSERVATION_HEAD = OBSERVATION_TAIL = 128
+"""Demonstrations keep long observations as the embedded generation settings do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One model and its training. Matrices are trained with Muon, everything else with Adam."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    steps: int
+    batch: int
+    """Demonstrations of a step."""
+    clean_share: float
+    """Share of demonstrations that are the reference; the others carry a mistake."""
+    context_weight: float = 0.1
+    """Loss weight of the tokens that are not actions: predicting what repeats in observations also teaches to copy."""
+    matrix_rate: float = 0.02
+    rate: float = 3e-3
+
+
+STUDENT = Recipe(layers=3, hidden=160, intermediate=480, heads=4, kv_heads=2, steps=110, batch=32, clean_share=0.5)
+TEACHER = Recipe(layers=4, hidden=192, intermediate=576, heads=6, kv_heads=2, steps=100, batch=32, clean_share=0.95)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPaths:
+    """Two directories that `from_pretrained` reads, with the same tokenizer in both."""
+
+    student: Path
+    teacher: Path
+    digest: str
+    """SHA-256 of everything that made the models."""
+    tokenizer_digest: str
+    """SHA-256 of the tokenizer's serialised form."""
+
+
+def build_models(root: Path, workload: str, seed: int) -> ModelPaths:
+    """Student and teacher for a workload; built below `root` unless they are there. Prints progress with time left."""
+    tasks = load_workload(workload, root=root)
+    digest = _digest(tasks, seed)
+    directory = Path(root) / "models" / f"{workload}-{digest[:16]}"
+    if not directory.exists():
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        # Complete or absent: an interrupted build leaves nothing that could be taken for a model.
+        building = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
+        try:
+            _build(building, tasks, seed)
+            building.rename(directory)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+    tokenizer = load_chat(directory / "student").tokenizer.backend_tokenizer.to_str()
+    return ModelPaths(
+        student=directory / "student",
+        teacher=directory / "teacher",
+        digest=digest,
+        tokenizer_digest=hashlib.sha256(tokenizer.encode()).hexdigest(),
+    )
+
+
+def _digest(workload: Workload, seed: int) -> str:
+    """Of the training tasks with their references, the recipes and the constants of this page."""
+    tasks = [(task.task_id, task.instruction, workload.reference_commands(task.task_id)) for task in workload.training]
+    constants = (RECIPE_VERSION, VOCABULARY, CORRUPTED_PER_TASK, OBSERVATION_HEAD, OBSERVATION_TAIL)
+    return hashlib.sha256(repr((tasks, STUDENT, TEACHER, constants, seed)).encode()).hexdigest()
+
+
+def _build(directory: Path, workload: Workload, seed: int) -> None:
+    from tqdm import tqdm
+
+    print(f"{workload.name}: running demonstrations of {len(workload.training)} training tasks in the sandbox")
+    demonstrations = asyncio.run(collect(workload, seed=seed, corrupted_per_task=CORRUPTED_PER_TASK))
+    texts = (text for demonstration in demonstrations for text in demonstration.texts)
+    chat = Chat(train_tokenizer(texts, vocab_size=VOCABULARY))
+    chat.tokenizer.save_pretrained(str(directory / "student"))
+    chat.tokenizer.save_pretrained(str(directory / "teacher"))
+    context = multiprocessing.get_context("spawn")
+    progress = context.Queue()
+    jobs = {"student": STUDENT, "teacher": TEACHER}
+    workers = {
+        name: context.Process(target=_train_process, args=(directory / name, recipe, demonstrations, seed, progress))
+        for name, recipe in jobs.items()
+    }
+    total = sum(recipe.steps for recipe in jobs.values())
+    for worker in workers.values():
+        worker.start()
+    try:
+        with tqdm(total=total, desc=f"{workload.name}: student and teacher", unit="step") as bar:
+            while any(worker.is_alive() for worker in workers.values()):
+                try:
+                    bar.update(progress.get(timeout=0.5))
+                except queue.Empty:
+                    continue
+            while not progress.empty():
+                bar.update(progress.get())
+    finally:
+        for worker in workers.values():
+            worker.terminate()
+            worker.join()
+    failed = [name for name, worker in workers.items() if worker.exitcode != 0]
+    if failed:
+        raise RuntimeError(f"the warm start of the {' and '.join(failed)} failed; its error is printed above")
+
+
+def _train_process(directory: Path, recipe: Recipe, demonstrations: list[Demonstration], seed: int, progress) -> None:
+    """Entry point of a training process: one thread, so that two of them share two cores and bits repeat."""
+    import torch
+
+    torch.set_num_threads(1)
+    model = train(recipe, load_chat(directory), demonstrations, seed=seed, advance=lambda: progress.put(1))
+    model.save_pretrained(str(directory))
+
+
+def train(recipe: Recipe, chat: Chat, demonstrations: list[Demonstration], *, seed: int, advance=lambda: None):
+    """Supervised learning of the action tokens. Returns the model, in evaluation mode. Deterministic on one thread."""
+    import torch
+
+    from thundersync.muon import Muon
+
+    torch.manual_seed(seed)
+    model = _new_model(recipe, chat)
+    batches = _Batches(recipe, chat, demonstrations, np.random.default_rng(seed), Random(seed))
+    optimizer = Muon(model, matrix_rate=recipe.matrix_rate, rate=recipe.rate)
+    for step in range(recipe.steps):
+        ids_BT, weights_BT = batches.draw()
+        logits_BTV = model(input_ids=ids_BT[:, :-1]).logits
+        losses = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), ids_BT[:, 1:].flatten(), reduction="none")
+        weights = weights_BT[:, 1:].flatten()
+        ((losses * weights).sum() / weights.sum()).backward()
+        optimizer.step(min(1.0, (step + 1) / WARMUP_STEPS) * (1 - 0.9 * step / recipe.steps))
+        advance()
+    return model.eval()
+
+
+def _new_model(recipe: Recipe, chat: Chat):
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from thundersync.copy_heads import plant_copy_heads
+
+    model = Qwen3ForCausalLM(
+        Qwen3Config(
+            hidden_size=recipe.hidden,
+            intermediate_size=recipe.intermediate,
+            num_hidden_layers=recipe.layers,
+            num_attention_heads=recipe.heads,
+            num_key_value_heads=recipe.kv_heads,
+            head_dim=32,
+            attention_bias=True,
+            vocab_size=-(-len(chat.tokenizer) // 16) * 16,
+            max_position_embeddings=4096,
+            rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+            initializer_range=0.08,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=chat.end_id,
+            pad_token_id=chat.pad_id,
+        )
+    )
+    plant_copy_heads(model)
+    return model
+
+
+class _Batches:
+    """Training batches: ids int64 [B, T] and loss weights float32 [B, T]."""
+
+    def __init__(self, recipe: Recipe, chat: Chat, demonstrations: list[Demonstration], rng, order: Random) -> None:
+        self.recipe, self.chat, self.rng, self.order = recipe, chat, rng, order
+        self.renaming = Renaming(chat)
+        settings = GenerationSettings(
+            observation_head=OBSERVATION_HEAD,
+            observation_tail=OBSERVATION_TAIL,
+            max_observation_tokens=OBSERVATION_HEAD + OBSERVATION_TAIL,
+        )
+        self.clean = [encode(chat, d, settings) for d in demonstrations if d.clean]
+        self.corrupted = [encode(chat, d, settings) for d in demonstrations if not d.clean]
+
+    def draw(self):
+        """Demonstrations drawn with replacement, each with names of its own."""
+        import torch
+
+        share = self.recipe.clean_share
+        chosen = [
+            self.order.choice(self.clean if self.order.random() < share else self.corrupted)
+            for _ in range(self.recipe.batch)
+        ]
+        width = max(len(ids) for ids, _ in chosen)
+        ids_BT = np.full((len(chosen), width), self.chat.pad_id, np.int64)
+        weights_BT = np.zeros((len(chosen), width), np.float32)
+        for row, (ids, scored) in enumerate(chosen):
+            ids_BT[row, : len(ids)] = self.renaming.table(self.rng)[ids]
+            weights_BT[row, : len(ids)] = np.where(scored, 1.0, self.recipe.context_weight)
+        return torch.from_numpy(ids_BT), torch.from_numpy(weights_BT)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workload", required=True, help="micro_swe or micro_terminal")
+    parser.add_argument("--root", required=True, type=Path, help="directory of generated task sets and models")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    print(build_models(root=arguments.root, workload=arguments.workload, seed=arguments.seed))
+
+
+if __name__ == "__main__":
+    main()
