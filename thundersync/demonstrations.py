@@ -164,7 +164,7 @@ class Renaming:
         self.classes = []
         for names in (WORDS, "bcdghkmnpquvwxyz", "0123456789"):
             encoded = [chat.encode(name) for name in names]
-            self.classes.append(np.array([ids[0] for ids in encoded if len(ids) == 1]))
+            self.classes.append(np.array([ids[0] for ids in encoded if len(ids) == 1], np.int64))
         self.size = len(chat.tokenizer)
 
     def table(self, rng: np.random.Generator) -> np.ndarray:

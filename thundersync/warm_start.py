@@ -53,11 +53,11 @@ class Recipe:
     context_weight: float = 0.1
     """Loss weight of the tokens that are not actions: predicting what repeats in observations also teaches to copy."""
     matrix_rate: float = 0.02
-    rate: float = 3e-3
+    rate: float = 1e-2
 
 
-STUDENT = Recipe(layers=3, hidden=160, intermediate=480, heads=4, kv_heads=2, steps=110, batch=32, clean_share=0.5)
-TEACHER = Recipe(layers=4, hidden=192, intermediate=576, heads=6, kv_heads=2, steps=100, batch=32, clean_share=0.95)
+STUDENT = Recipe(layers=3, hidden=160, intermediate=480, heads=4, kv_heads=2, steps=200, batch=24, clean_share=0.5)
+TEACHER = Recipe(layers=4, hidden=192, intermediate=576, heads=6, kv_heads=2, steps=200, batch=24, clean_share=0.95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

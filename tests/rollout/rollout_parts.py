@@ -1,4 +1,4 @@
-"""Parts shared by the rollout tests: a tokenizer, a tiny random model, and plain ways to compute what an engine should."""
+"""Parts shared by the rollout tests: a tokenizer, a tiny random model, plain ways to compute what an engine should."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def open_session(replicas: int) -> Iterator[Session]:
         include_dashboard=False,
         configure_logging=False,
         log_to_driver=False,
-        _system_config={"enable_metrics_collection": False},
+        _system_config={"enable_metrics_collection": False, "worker_niceness": 0},
         runtime_env={"env_vars": {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}},
     )
     try:

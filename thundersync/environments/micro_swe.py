@@ -160,7 +160,7 @@ def _row(repository: Repository, module: str, function: Function, wrong: str) ->
     path = repository.path(module)
     right_text = repository.files[path]
     wrong_text = right_text.replace(function.source(), function.source(wrong))
-    if wrong_text.count(wrong.strip('"')) != 1:
+    if wrong_text.count(wrong) != 1:
         return None
     diff = difflib.unified_diff(
         right_text.splitlines(keepends=True), wrong_text.splitlines(keepends=True), f"a/{path}", f"b/{path}"
@@ -176,8 +176,11 @@ def _row(repository: Repository, module: str, function: Function, wrong: str) ->
         "FAIL_TO_PASS": [test],
         "PASS_TO_PASS": [other for other in repository.tests if other != test],
     }
-    old, new = wrong.strip('"'), function.right.strip('"')
-    commands = [f'grep -rn "def {function.name}"', f"cat {path}", f"sed -i 's/{old}/{new}/' {path}"]
+    commands = [
+        f'grep -rn "def {function.name}" .',
+        f"cat ./{path}",
+        f"sed -i 's/{wrong}/{function.right}/' ./{path}",
+    ]
     return row, commands
 
 

@@ -119,23 +119,23 @@ def _found(rng: Random, tree: Tree, names: list[str]) -> Subgoal:
     instruction, command, checks = {
         "copy": (
             f"Copy the file with the word {word} to {new}.txt.",
-            f"cp {path} {new}.txt",
+            f"cp ./{path} {new}.txt",
             (f"read({new + '.txt'!r}) == {text!r}", f"read({path!r}) == {text!r}"),
         ),
         "move": (
             f"Move the file with the word {word} to {new}.txt.",
-            f"mv {path} {new}.txt",
+            f"mv ./{path} {new}.txt",
             (f"read({new + '.txt'!r}) == {text!r}", f"not there({path!r})", *others),
         ),
-        "delete": (f"Delete the file with the word {word}.", f"rm {path}", (f"not there({path!r})", *others)),
+        "delete": (f"Delete the file with the word {word}.", f"rm ./{path}", (f"not there({path!r})", *others)),
         "append": (
             f"Append the word {new} to the file with the word {word}.",
-            f"echo {new} >> {path}",
+            f"echo {new} >> ./{path}",
             (f"read({path!r}).split() == {[*tree.notes[path], new]!r}", *others),
         ),
     }[kind]
     return Subgoal(
-        instruction=instruction, commands=(f"grep -rl {word}", command), test=f"test_{kind}_found", checks=checks
+        instruction=instruction, commands=(f"grep -rl {word} .", command), test=f"test_{kind}_found", checks=checks
     )
 
 
@@ -185,7 +185,7 @@ def _value(rng: Random, tree: Tree, names: list[str]) -> Subgoal:
     key, name = rng.choice(list(tree.settings)), names.pop()
     return Subgoal(
         instruction=f"Write the value of {key} in {tree.config} to {name}.txt.",
-        commands=(f"cat {tree.config}", f"echo {tree.settings[key]} > {name}.txt"),
+        commands=(f"grep {key} {tree.config}", f"echo {tree.settings[key]} > {name}.txt"),
         test="test_value",
         checks=(f"read({name + '.txt'!r}).split() == [{str(tree.settings[key])!r}]",),
     )
