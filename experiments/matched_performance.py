@@ -2,8 +2,8 @@
 
     python -m experiments.matched_performance scale=embedded --seeds 42,43,44
 
-A pilot Sync run of seed 41 fixes each target first. Seeds follow one after the other; the figure is drawn as soon as the
-first is complete and refined by the others. Interrupted, the same command goes on without repeating what is finished.
+A pilot Sync run of seed 41 fixes each target first. Seeds follow one after the other; the figure is drawn as soon as
+the first is complete and refined by the others. Interrupted, the same command goes on without repeating what is finished.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ def main() -> None:
 
 def run_campaign(configs: list[RunConfig]) -> None:
     root = Path(configs[0].runs)
-    with open_session(configs[0].scale.replicas) as session, tqdm(configs, desc="figure 5", unit="run", disable=None) as bar:
+    with (
+        open_session(configs[0].scale.replicas) as session,
+        tqdm(configs, desc="figure 5", unit="run", disable=None) as bar,
+    ):
         for i, config in enumerate(bar):
             path = train(config, session)
             evaluate_run(path, session, elsewhere=_finished(root))

@@ -1,4 +1,4 @@
-"""Warm-start the embedded policies and teachers: `python -m experiments.models`. Cached by the digest of what made them."""
+"""Warm-start the embedded policies and teachers, unless they are cached: `python -m experiments.models`."""
 
 from __future__ import annotations
 

@@ -8,14 +8,13 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-import thundersync.warm_start as warm_start
-from thundersync.copy_heads import plant_copy_heads
-from thundersync.demonstrations import Demonstration, Renaming, collect, corrupt, encode
+import thundersync.warm_start.models as warm_start
 from thundersync.environments.words import WORDS
-from thundersync.muon import orthogonalised
 from thundersync.rollout.chat import Chat, train_tokenizer
 from thundersync.rollout.fakes import FakeWorkload
 from thundersync.rollout.settings import GenerationSettings
+from thundersync.warm_start.copy_heads import plant_copy_heads
+from thundersync.warm_start.demonstrations import Demonstration, Renaming, collect, corrupt, encode
 
 COMMANDS = ["grep -rl acorn", "sed -i 's/k > 12/k < 34/' alder/amber.py", "echo anchor >> apple.txt"]
 
@@ -114,17 +113,6 @@ def test_planted_heads_copy_before_any_training():
     assert before < 0.05 and np.mean([accuracy() for _ in range(5)]) > 5 * max(before, 0.02)
     with pytest.raises(ValueError, match="attention_bias"):
         plant_copy_heads(Qwen3ForCausalLM(Qwen3Config(hidden_size=32, num_hidden_layers=2, vocab_size=8)))
-
-
-def test_orthogonalised_keeps_singular_vectors_and_evens_their_values():
-    torch.manual_seed(0)
-    for shape in ((6, 20), (20, 6), (8, 8)):
-        u, s, v = torch.linalg.svd(torch.randn(shape), full_matrices=False)
-        s = torch.linspace(1, 3, len(s))
-        x = orthogonalised(u @ torch.diag(s) @ v)
-        values = torch.diag(u.T @ x @ v.T)
-        assert x.shape == shape and ((values > 0.6) & (values < 1.3)).all()
-        torch.testing.assert_close(u @ torch.diag(values) @ v, x, atol=1e-4, rtol=1e-4)
 
 
 SMALL = warm_start.Recipe(layers=2, hidden=64, intermediate=64, heads=2, kv_heads=1, steps=6, batch=4, clean_share=0.5)

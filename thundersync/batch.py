@@ -113,7 +113,7 @@ class Trajectory:
     success: bool | None
     """The task's own pass criterion (all designated tests), which for partial rewards is stricter than reward > 0."""
     outcome: str
-    """Why it ended: submitted, turn_limit, generation_limit, context_limit."""
+    """Why it ended: submitted, turn_limit, generation_limit, context_limit, tool_timeout."""
 
     @property
     def scored_tokens(self) -> int:

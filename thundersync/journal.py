@@ -78,9 +78,7 @@ class RunJournal:
         await self.save(self.directory.path / policy, state)
         for older in set(state.parent.iterdir()) - {state}:
             shutil.rmtree(older)
-        record = checkpoint_record(
-            run=self.run, reason=reason, path=str(policy), after=self.last, updates=self.updates
-        )
+        record = checkpoint_record(run=self.run, reason=reason, path=str(policy), after=self.last, updates=self.updates)
         self.directory.append(record)
         return record
 

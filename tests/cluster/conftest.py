@@ -1,4 +1,4 @@
-"""A random policy and teacher with their own tokenizer, for runs that need no skill; and one Ray session for all of them."""
+"""A random policy and teacher with their own tokenizer, and one Ray session for all runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real runs on Ray: a random policy, real sandboxes, real gradients. Lag, membership and resumption from the records."""
+"""Real runs on Ray: a random policy, real sandboxes, real gradients; what the records say of them."""
 
 from __future__ import annotations
 
@@ -31,11 +31,10 @@ def no_warm_start(monkeypatch, random_models):
 
 
 def configuration(tmp_path, name, *overrides):
-    return compose_run(
-        ["workload=micro_terminal", "scale=smoke", "scale.budget_s=1000", "generation.max_turns=3",
-         "generation.max_tokens_per_turn=12", f"runs={tmp_path}", f"cache={tmp_path / 'cache'}", f"name={name}",
-         *overrides]
-    )  # fmt: skip
+    small = ["workload=micro_terminal", "scale=smoke", "scale.max_updates=3", "scale.budget_s=1000"]
+    small += ["batch.grpo.prompts=4", "batch.opd.prompts=4", "generation.max_turns=3"]
+    small += ["generation.max_tokens_per_turn=12", f"runs={tmp_path}", f"cache={tmp_path / 'cache'}", f"name={name}"]
+    return compose_run([*small, *overrides])
 
 
 @pytest.mark.parametrize("objective", ["grpo", "opd"])

@@ -136,7 +136,7 @@ def journal_batch(k):
     return TaskSampler(tasks=TASKS, seed=1, prompts=2, group_size=3).batch(k)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     bound=st.integers(0, 3),
     slots=st.integers(1, 12),

@@ -30,5 +30,5 @@ def place() -> Placement:
 
 
 def pin(cores: tuple[int, ...]) -> None:
-    """Pins this process and all its threads to come; libraries read OMP_NUM_THREADS=1 from the session's environment."""
+    """Pins this process and all its threads to come; the session's environment keeps libraries to one thread."""
     os.sched_setaffinity(0, cores)

@@ -1,4 +1,4 @@
-"""One Ray session for all runs of a target: the actors start once, with their imports, and are taken into use run by run."""
+"""One Ray session for all runs of a target: the actors start once, and are taken into use run by run."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ version that sampled it, is bounded by D = `lag_bound` without dropping anything
 - a group admitted under version v must train at version v + D or before (its deadline);
 - admission stops while (D + 1) B groups are outstanding, those in training included, so that the B places of each of
   the versions v, ..., v + D suffice for every outstanding group in order of deadline;
-- the learner takes the complete groups with the earliest deadlines, and waits while a group whose deadline is now is
-  still rolling.
+- the learner takes the complete groups with the earliest deadlines, and waits while those that it would leave behind
+  are too many for the places before their deadlines: j B places up to version k + j, none at k itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from thundersync.ports import Event, RewardReady
 from thundersync.schedules.parts import Parts, learn_direct, publish
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Outstanding:
     """A group that was admitted and not yet trained."""
 
@@ -92,18 +92,26 @@ class Pool:
 
     async def take(self, version: int, rolling: asyncio.Future[None]) -> list[Outstanding]:
         """The B complete groups to train at `version`, earliest deadline first; waits until the bound allows it."""
-        prompts, bound = self._parts.prompts, self._parts.lag_bound
         while True:
-            complete = [group for group in self._groups.values() if group.complete]
-            overdue = [g for g in self._groups.values() if g.admitted_under <= version - bound and not g.complete]
-            if len(complete) >= prompts and not overdue:
-                return sorted(complete, key=lambda group: group.admitted_under)[:prompts]
+            complete = sorted((g for g in self._groups.values() if g.complete), key=lambda group: group.admitted_under)
+            chosen = complete[: self._parts.prompts]
+            if len(chosen) == self._parts.prompts and self._leaves_room(chosen, version):
+                return chosen
             self._changed.clear()
             waiting = asyncio.ensure_future(self._changed.wait())
             await asyncio.wait([waiting, rolling], return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
             if rolling.done():
                 rolling.result()  # raises what stopped the rollout
+
+    def _leaves_room(self, chosen: list[Outstanding], version: int) -> bool:
+        """Whether every group that is not `chosen` still finds a place before its deadline."""
+        bound = self._parts.lag_bound
+        deadlines = [g.admitted_under + bound for g in self._groups.values() if g not in chosen]
+        return all(
+            sum(deadline <= version + ahead for deadline in deadlines) <= ahead * self._parts.prompts
+            for ahead in range(bound + 1)
+        )
 
     async def trained(self, groups: list[Outstanding], served: int) -> None:
         """The groups were trained, and `served` is published: their places are free."""
