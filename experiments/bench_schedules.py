@@ -1,8 +1,8 @@
 """Paired step times of every schedule: `python -m experiments.bench_schedules objective=grpo workload=micro_swe`.
 
 The schedules alternate within one session, on the same prompts, from the same policy, with a learning rate so small
-that the workload stays what it is. R, L and P come from the Sync runs of the same rounds; the speedup stands beside its bound
-(R + L + P) / (max(R, L) + P) (Equation 17). Nothing is asserted: these are measurements.
+that the workload stays what it is. R, L and P come from the Sync runs of the same rounds; the speedup stands beside its
+bound (R + L + P) / (max(R, L) + P) (Equation 17). Nothing is asserted: these are measurements.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     python -m experiments.matched_performance scale=embedded --seeds 42,43,44
 
 A pilot Sync run of seed 41 fixes each target first. Seeds follow one after the other; the figure is drawn as soon as
-the first is complete and refined by the others. Interrupted, the same command goes on without repeating what is finished.
+the first is complete and refined by the others. Interrupted, the same command goes on without repeating anything.
 """
 
 from __future__ import annotations

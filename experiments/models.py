@@ -13,7 +13,15 @@ WORKLOADS = ("micro_swe", "micro_terminal")
 def main() -> None:
     for workload in WORKLOADS:
         config = compose_run([f"workload={workload}"])
-        print(build_models(root=Path(config.cache), workload=workload, seed=config.model.seed))
+        model = config.model
+        paths = build_models(
+            Path(config.cache),
+            workload,
+            seed=model.seed,
+            steps=model.steps,
+            demonstrated_tasks=model.demonstrated_tasks,
+        )
+        print(f"{workload}: {paths.student}, {paths.teacher}")
 
 
 if __name__ == "__main__":

@@ -115,14 +115,14 @@ def test_planted_heads_copy_before_any_training():
         plant_copy_heads(Qwen3ForCausalLM(Qwen3Config(hidden_size=32, num_hidden_layers=2, vocab_size=8)))
 
 
-SMALL = warm_start.Recipe(layers=2, hidden=64, intermediate=64, heads=2, kv_heads=1, steps=6, batch=4, clean_share=0.5)
+SMALL = warm_start.Recipe(layers=2, hidden=64, intermediate=64, heads=2, kv_heads=1, batch=4, clean_share=0.5)
 
 
 def test_training_repeats_its_bits_and_lowers_the_loss():
     torch.set_num_threads(1)
     c = chat()
     demonstrations = [demonstration(), demonstration(commands=("cat amber.py", "submit"), clean=False)]
-    models = [warm_start.train(SMALL, c, demonstrations, seed=seed) for seed in (0, 0, 1)]
+    models = [warm_start.train(SMALL, c, demonstrations, steps=6, seed=seed) for seed in (0, 0, 1)]
     states = [torch.cat([p.flatten() for p in model.parameters()]) for model in models]
     assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
     ids, scored = encode(c, demonstration(), GenerationSettings())
@@ -133,15 +133,13 @@ def test_training_repeats_its_bits_and_lowers_the_loss():
         keep = torch.from_numpy(scored[1:])
         return torch.nn.functional.cross_entropy(logits[keep], torch.from_numpy(ids[1:].astype(np.int64))[keep]).item()
 
-    longer = warm_start.train(
-        warm_start.Recipe(**{**{f: getattr(SMALL, f) for f in SMALL.__slots__}, "steps": 60}), c, demonstrations, seed=0
-    )
+    longer = warm_start.train(SMALL, c, demonstrations, steps=60, seed=0)
     assert loss(longer) < 0.5 * loss(models[0])
 
 
 @pytest.mark.slow
 def test_models_are_built_once_and_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(warm_start, "load_workload", lambda name, root: FakeWorkload())
+    monkeypatch.setattr(warm_start, "load_workload", lambda name, root, training_tasks: FakeWorkload())
     monkeypatch.setattr(warm_start, "STUDENT", SMALL)
     monkeypatch.setattr(warm_start, "TEACHER", SMALL)
 
@@ -151,11 +149,11 @@ def test_models_are_built_once_and_an_interrupted_build_leaves_nothing(tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr(warm_start, "_build", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            warm_start.build_models(tmp_path, "fake", 0)
+            warm_start.build_models(tmp_path, "fake", seed=0, steps=6)
     assert list((tmp_path / "models").iterdir()) == []
-    first = warm_start.build_models(tmp_path, "fake", 0)
+    first = warm_start.build_models(tmp_path, "fake", seed=0, steps=6)
     assert {p.name for p in first.student.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
     stamp = (first.student / "model.safetensors").stat().st_mtime_ns
-    assert warm_start.build_models(tmp_path, "fake", 0) == first
+    assert warm_start.build_models(tmp_path, "fake", seed=0, steps=6) == first
     assert (first.student / "model.safetensors").stat().st_mtime_ns == stamp
-    assert warm_start.build_models(tmp_path, "fake", 1).digest != first.digest
+    assert warm_start.build_models(tmp_path, "fake", seed=1, steps=6).digest != first.digest

@@ -58,6 +58,10 @@ class ModelConfig(Part):
     teacher_revision: str | None = None
     seed: int = 0
     """Of the warm start of the embedded models."""
+    steps: Count = 200
+    """Warm-start steps of student and teacher each."""
+    demonstrated_tasks: Count | None = None
+    """Training tasks whose demonstrations the warm start learns from; null takes all."""
 
 
 class OptimizerConfig(Part):

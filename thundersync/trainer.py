@@ -58,7 +58,13 @@ def train(config: RunConfig, session: Session, *, commit: str | None = None) -> 
         return directory.path
     began = time.monotonic()
     workload = _workload(config)
-    models = build_models(root=Path(config.cache), workload=config.workload.name, seed=config.model.seed)
+    models = build_models(
+        Path(config.cache),
+        config.workload.name,
+        seed=config.model.seed,
+        steps=config.model.steps,
+        demonstrated_tasks=config.model.demonstrated_tasks,
+    )
     if (directory.path / "run.json").exists():
         start = _resume(directory, config, models)
     else:

@@ -41,7 +41,6 @@ class Recipe:
     intermediate: int
     heads: int
     kv_heads: int
-    steps: int
     batch: int
     """Demonstrations of a step."""
     clean_share: float
@@ -52,8 +51,8 @@ class Recipe:
     rate: float = 1e-2
 
 
-STUDENT = Recipe(layers=3, hidden=160, intermediate=480, heads=4, kv_heads=2, steps=200, batch=24, clean_share=0.5)
-TEACHER = Recipe(layers=4, hidden=192, intermediate=576, heads=6, kv_heads=2, steps=200, batch=24, clean_share=0.95)
+STUDENT = Recipe(layers=3, hidden=160, intermediate=480, heads=4, kv_heads=2, batch=24, clean_share=0.5)
+TEACHER = Recipe(layers=4, hidden=192, intermediate=576, heads=6, kv_heads=2, batch=24, clean_share=0.95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,17 +67,19 @@ class ModelPaths:
     """SHA-256 of the tokenizer's serialised form."""
 
 
-def build_models(root: Path, workload: str, seed: int) -> ModelPaths:
+def build_models(
+    root: Path, workload: str, *, seed: int, steps: int, demonstrated_tasks: int | None = None
+) -> ModelPaths:
     """Student and teacher for a workload; built below `root` unless they are there. Prints progress with time left."""
-    tasks = load_workload(workload, root=root)
-    digest = _digest(tasks, seed)
+    tasks = load_workload(workload, root=root, training_tasks=demonstrated_tasks)
+    digest = _digest(tasks, seed, steps)
     directory = Path(root) / "models" / f"{workload}-{digest[:16]}"
     if not directory.exists():
         directory.parent.mkdir(parents=True, exist_ok=True)
         # Complete or absent: an interrupted build leaves nothing that could be taken for a model.
         building = Path(tempfile.mkdtemp(prefix=f".{directory.name}-", dir=directory.parent))
         try:
-            _build(building, tasks, seed)
+            _build(building, tasks, seed, steps)
             building.rename(directory)
         finally:
             shutil.rmtree(building, ignore_errors=True)
@@ -91,15 +92,15 @@ def build_models(root: Path, workload: str, seed: int) -> ModelPaths:
     )
 
 
-def _digest(workload: Workload, seed: int) -> str:
+def _digest(workload: Workload, seed: int, steps: int) -> str:
     """Of the training tasks with their references, the recipes, and the code of the warm start and of the layout."""
     tasks = [(task.task_id, task.instruction, workload.reference_commands(task.task_id)) for task in workload.training]
     sources = [*sorted(Path(__file__).parent.glob("*.py")), Path(chat_layout.__file__)]
     code = [source.read_text(encoding="utf-8") for source in sources]
-    return hashlib.sha256(repr((tasks, STUDENT, TEACHER, code, seed)).encode()).hexdigest()
+    return hashlib.sha256(repr((tasks, STUDENT, TEACHER, code, seed, steps)).encode()).hexdigest()
 
 
-def _build(directory: Path, workload: Workload, seed: int) -> None:
+def _build(directory: Path, workload: Workload, seed: int, steps: int) -> None:
     from tqdm import tqdm
 
     print(f"{workload.name}: running demonstrations of {len(workload.training)} training tasks in the sandbox")
@@ -112,14 +113,15 @@ def _build(directory: Path, workload: Workload, seed: int) -> None:
     progress = context.Queue()
     jobs = {"student": STUDENT, "teacher": TEACHER}
     workers = {
-        name: context.Process(target=_train_process, args=(directory / name, recipe, demonstrations, seed, progress))
+        name: context.Process(
+            target=_train_process, args=(directory / name, recipe, steps, demonstrations, seed, progress)
+        )
         for name, recipe in jobs.items()
     }
-    total = sum(recipe.steps for recipe in jobs.values())
     for worker in workers.values():
         worker.start()
     try:
-        with tqdm(total=total, desc=f"{workload.name}: student and teacher", unit="step") as bar:
+        with tqdm(total=2 * steps, desc=f"{workload.name}: student and teacher", unit="step", disable=None) as bar:
             while any(worker.is_alive() for worker in workers.values()):
                 try:
                     bar.update(progress.get(timeout=0.5))
@@ -136,16 +138,20 @@ def _build(directory: Path, workload: Workload, seed: int) -> None:
         raise RuntimeError(f"the warm start of the {' and '.join(failed)} failed; its error is printed above")
 
 
-def _train_process(directory: Path, recipe: Recipe, demonstrations: list[Demonstration], seed: int, progress) -> None:
+def _train_process(
+    directory: Path, recipe: Recipe, steps: int, demonstrations: list[Demonstration], seed: int, progress
+) -> None:
     """Entry point of a training process: one thread, so that two of them share two cores and bits repeat."""
     import torch
 
     torch.set_num_threads(1)
-    model = train(recipe, load_chat(directory), demonstrations, seed=seed, advance=lambda: progress.put(1))
+    model = train(recipe, load_chat(directory), demonstrations, steps=steps, seed=seed, advance=lambda: progress.put(1))
     model.save_pretrained(str(directory))
 
 
-def train(recipe: Recipe, chat: Chat, demonstrations: list[Demonstration], *, seed: int, advance=lambda: None):
+def train(
+    recipe: Recipe, chat: Chat, demonstrations: list[Demonstration], *, steps: int, seed: int, advance=lambda: None
+):
     """Supervised learning of the action tokens. Returns the model, in evaluation mode. Deterministic on one thread."""
     import torch
 
@@ -153,13 +159,13 @@ def train(recipe: Recipe, chat: Chat, demonstrations: list[Demonstration], *, se
     model = _new_model(recipe, chat)
     batches = _Batches(recipe, chat, demonstrations, np.random.default_rng(seed), Random(seed))
     optimizers = _optimizers(model, recipe)
-    for step in range(recipe.steps):
+    for step in range(steps):
         ids_BT, weights_BT = batches.draw()
         logits_BTV = model(input_ids=ids_BT[:, :-1]).logits
         losses = torch.nn.functional.cross_entropy(logits_BTV.flatten(0, 1), ids_BT[:, 1:].flatten(), reduction="none")
         weights = weights_BT[:, 1:].flatten()
         ((losses * weights).sum() / weights.sum()).backward()
-        scale = min(1.0, (step + 1) / WARMUP_STEPS) * (1 - 0.9 * step / recipe.steps)
+        scale = min(1.0, (step + 1) / WARMUP_STEPS) * (1 - 0.9 * step / steps)
         for optimizer, rate in optimizers:
             optimizer.param_groups[0]["lr"] = rate * scale
             optimizer.step()
