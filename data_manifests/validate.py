@@ -80,7 +80,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workload", required=True)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--root", type=Path, default=Path(".cache/workloads"), help="where generated tasks are kept")
+    parser.add_argument("--root", type=Path, default=Path("cache"), help="where generated tasks are kept")
     parser.add_argument("--ledger", type=Path, help="default: runs/validation/WORKLOAD.jsonl")
     parser.add_argument("--tasks", type=int, help="only the first so many of each side")
     parser.add_argument("--concurrent", type=int, default=8)

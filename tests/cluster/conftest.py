@@ -1,4 +1,4 @@
-"""A random policy and teacher with their own tokenizer, and one Ray session for all runs."""
+"""A random policy and teacher with their own tokenizer, and one Ray session for all runs of a module."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ def random_models(tmp_path_factory):
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def session():
+    """Closed with its module: it pins this process to one core while it is open."""
     from thundersync.cluster.session import open_session
 
     with open_session(replicas=2) as opened:

@@ -32,6 +32,7 @@ def no_warm_start(monkeypatch, random_models):
 
 def configuration(tmp_path, name, *overrides):
     small = ["workload=micro_terminal", "scale=smoke", "scale.max_updates=3", "scale.budget_s=1000"]
+    small += ["scale.checkpoint_every_s=1000"]
     small += ["batch.grpo.prompts=4", "batch.opd.prompts=4", "generation.max_turns=3"]
     small += ["generation.max_tokens_per_turn=12", f"runs={tmp_path}", f"cache={tmp_path / 'cache'}", f"name={name}"]
     return compose_run([*small, *overrides])
