@@ -13,7 +13,7 @@ from thundersync.cluster.placement import pin
 from thundersync.cluster.specs import ReplicaSpec
 from thundersync.environments import load_workload, require_sandbox
 from thundersync.ports import Event
-from thundersync.rollout.engine import EngineCounters, ServedPolicy
+from thundersync.rollout.engine import ServedPolicy
 
 if TYPE_CHECKING:
     import torch
@@ -76,9 +76,6 @@ class RolloutReplica:
     async def attempt(self, task: Task, key: TrajectoryKey, run_seed: int) -> Trajectory:
         """One evaluation attempt."""
         return await self._replica.attempt(task, key, run_seed=run_seed)
-
-    async def counters(self) -> EngineCounters:
-        return self._replica.counters
 
 
 class RemoteScorer:
