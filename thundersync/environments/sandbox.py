@@ -77,6 +77,7 @@ class Sandbox:
             bufsize=0,
             env={"PATH": os.environ.get("PATH", "/usr/bin:/bin")},
             cwd="/",
+            process_group=0,  # Ctrl-C in a terminal is for this process, which ends its sandboxes in its own time
         )
         sandbox = cls(limits, process, memory, _Collector(limits.output_bytes))
         sandbox._listen()
