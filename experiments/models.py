@@ -20,6 +20,7 @@ def main() -> None:
             seed=model.seed,
             steps=model.steps,
             demonstrated_tasks=model.demonstrated_tasks,
+            intermediate=model.intermediate,
         )
         print(f"{workload}: {paths.student}, {paths.teacher}")
 

@@ -15,6 +15,8 @@ from thundersync.rollout.fakes import FakeWorkload
 from thundersync.rollout.settings import GenerationSettings
 from thundersync.warm_start.copy_heads import plant_copy_heads
 from thundersync.warm_start.demonstrations import Demonstration, Renaming, collect, corrupt, encode
+from thundersync.warm_start.muon import Muon, orthogonalised
+from thundersync.warm_start.widen import widened
 
 COMMANDS = ["grep -rl acorn", "sed -i 's/k > 12/k < 34/' alder/amber.py", "echo anchor >> apple.txt"]
 
@@ -157,3 +159,42 @@ def test_models_are_built_once_and_an_interrupted_build_leaves_nothing(tmp_path,
     assert warm_start.build_models(tmp_path, "fake", seed=0, steps=6) == first
     assert (first.student / "model.safetensors").stat().st_mtime_ns == stamp
     assert warm_start.build_models(tmp_path, "fake", seed=1, steps=6).digest != first.digest
+
+
+def test_a_widened_policy_computes_the_same_and_can_learn_with_the_new_units():
+    torch.manual_seed(0)
+    narrow = warm_start._new_model(SMALL, chat())
+    for parameter in narrow.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    wide = widened(narrow, 2 * SMALL.intermediate + 8, seed=0)
+    ids = torch.arange(12)[None]
+    logits = wide(input_ids=ids).logits
+    assert torch.allclose(logits, narrow(input_ids=ids).logits, atol=1e-5)
+    assert wide.model.layers[0].mlp.up_proj.weight.shape[0] == 2 * SMALL.intermediate + 8
+    torch.nn.functional.cross_entropy(logits[0, :-1], ids[0, 1:]).backward()
+    gradient = wide.model.layers[0].mlp.down_proj.weight.grad[:, SMALL.intermediate :]
+    assert (gradient != 0).float().mean() > 0.9
+    again = widened(narrow, 2 * SMALL.intermediate + 8, seed=0)
+    assert all(torch.equal(a, b) for a, b in zip(wide.parameters(), again.parameters(), strict=True))
+    with pytest.raises(ValueError, match="model.intermediate is 4"):
+        widened(narrow, 4, seed=0)
+
+
+@pytest.mark.parametrize("shape", [(6, 20), (20, 6), (8, 8)])
+def test_muon_directions_keep_the_singular_vectors_and_level_the_values(shape):
+    torch.manual_seed(0)
+    matrix = torch.randn(shape) * 0.01
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    inside = u.T @ orthogonalised(matrix) @ v.T
+    assert torch.allclose(inside, torch.diag(torch.diag(inside)), atol=1e-3)
+    assert 0.3 < torch.diag(inside).min() and torch.diag(inside).max() < 1.3
+
+
+def test_a_first_muon_step_by_hand():
+    """From rest the averaged gradient is 0.05 g and the direction a multiple of g, of which only the sign stays."""
+    parameter = torch.nn.Parameter(torch.zeros(4, 2))
+    parameter.grad = 3 * torch.eye(4)[:, :2]
+    Muon([parameter], lr=0.1).step()
+    size = parameter.detach()[0, 0]
+    assert torch.allclose(parameter.detach(), size * torch.eye(4)[:, :2], atol=1e-6)
+    assert size == pytest.approx(-0.1 * 2**0.5, rel=0.35)

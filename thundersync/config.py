@@ -62,6 +62,9 @@ class ModelConfig(Part):
     """Warm-start steps of student and teacher each."""
     demonstrated_tasks: Count | None = None
     """Training tasks whose demonstrations the warm start learns from; null takes all."""
+    intermediate: Count | None = None
+    """Units of each MLP of the policy, widened to it after the warm start without changing what it computes; null
+    leaves it. It sets what a gradient costs beside a rollout."""
 
 
 class OptimizerConfig(Part):

@@ -64,6 +64,7 @@ def train(config: RunConfig, session: Session, *, commit: str | None = None) -> 
         seed=config.model.seed,
         steps=config.model.steps,
         demonstrated_tasks=config.model.demonstrated_tasks,
+        intermediate=config.model.intermediate,
     )
     if (directory.path / "run.json").exists():
         start = _resume(directory, config, models)

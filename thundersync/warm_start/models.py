@@ -24,10 +24,13 @@ from thundersync.rollout import chat as chat_layout
 from thundersync.rollout.chat import Chat, load_chat, train_tokenizer
 from thundersync.rollout.settings import GenerationSettings
 from thundersync.warm_start.demonstrations import Demonstration, Renaming, collect, encode
+from thundersync.warm_start.widen import widened
 
 VOCABULARY = 768
 CORRUPTED_PER_TASK = 2
 WARMUP_STEPS = 20
+POOLED_BATCHES = 4
+"""Batches that are drawn together and cut by length, so that little is spent on padding."""
 OBSERVATION_HEAD = OBSERVATION_TAIL = 128
 """Demonstrations keep long observations as the embedded generation settings do."""
 
@@ -51,8 +54,8 @@ class Recipe:
     rate: float = 1e-2
 
 
-STUDENT = Recipe(layers=3, hidden=160, intermediate=480, heads=4, kv_heads=2, batch=24, clean_share=0.5)
-TEACHER = Recipe(layers=4, hidden=192, intermediate=576, heads=6, kv_heads=2, batch=24, clean_share=0.95)
+STUDENT = Recipe(layers=3, hidden=160, intermediate=480, heads=4, kv_heads=2, batch=16, clean_share=0.5)
+TEACHER = Recipe(layers=4, hidden=192, intermediate=576, heads=6, kv_heads=2, batch=16, clean_share=0.95)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +65,25 @@ class ModelPaths:
     student: Path
     teacher: Path
     digest: str
-    """SHA-256 of everything that made the models."""
+    """SHA-256 of everything that the warm start was made from."""
     tokenizer_digest: str
     """SHA-256 of the tokenizer's serialised form."""
 
 
 def build_models(
-    root: Path, workload: str, *, seed: int, steps: int, demonstrated_tasks: int | None = None
+    root: Path,
+    workload: str,
+    *,
+    seed: int,
+    steps: int,
+    demonstrated_tasks: int | None = None,
+    intermediate: int | None = None,
 ) -> ModelPaths:
-    """Student and teacher for a workload; built below `root` unless they are there. Prints progress with time left."""
+    """Student and teacher for a workload; built below `root` unless they are there. Prints progress with time left.
+
+    With `intermediate` the student's MLPs are widened to so many units after its warm start. Raises ValueError for
+    fewer than it has.
+    """
     tasks = load_workload(workload, root=root, training_tasks=demonstrated_tasks)
     digest = _digest(tasks, seed, steps)
     directory = Path(root) / "models" / f"{workload}-{digest[:16]}"
@@ -85,11 +98,25 @@ def build_models(
             shutil.rmtree(building, ignore_errors=True)
     tokenizer = load_chat(directory / "student").tokenizer.backend_tokenizer.to_str()
     return ModelPaths(
-        student=directory / "student",
+        student=_student(directory, intermediate, seed),
         teacher=directory / "teacher",
         digest=digest,
         tokenizer_digest=hashlib.sha256(tokenizer.encode()).hexdigest(),
     )
+
+
+def _student(directory: Path, intermediate: int | None, seed: int) -> Path:
+    """The warm-started student, or a copy of it that is widened; made once."""
+    path = directory / ("student" if intermediate is None else f"student-{intermediate}")
+    if not path.exists():
+        from transformers import AutoModelForCausalLM
+
+        model = widened(AutoModelForCausalLM.from_pretrained(str(directory / "student")), intermediate, seed=seed)
+        building = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=directory))
+        model.save_pretrained(str(building))
+        load_chat(directory / "student").tokenizer.save_pretrained(str(building))
+        building.rename(path)
+    return path
 
 
 def _digest(workload: Workload, seed: int, steps: int) -> str:
@@ -181,11 +208,13 @@ def _optimizers(model, recipe: Recipe):
     """
     import torch
 
+    from thundersync.warm_start.muon import Muon
+
     named = list(model.named_parameters())
     matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
     rest = [p for name, p in named if p.ndim != 2 or "embed" in name]
     return (
-        (torch.optim.Muon(matrices, weight_decay=0.0), recipe.matrix_rate),
+        (Muon(matrices, lr=recipe.matrix_rate), recipe.matrix_rate),
         (torch.optim.AdamW(rest, betas=(0.9, 0.98), weight_decay=0.0), recipe.rate),
     )
 
@@ -231,16 +260,19 @@ class _Batches:
         )
         self.clean = [encode(chat, d, settings) for d in demonstrations if d.clean]
         self.corrupted = [encode(chat, d, settings) for d in demonstrations if not d.clean]
+        self.pending: list[list[tuple[np.ndarray, np.ndarray]]] = []
 
     def draw(self):
-        """Demonstrations drawn with replacement, each with names of its own."""
+        """Demonstrations drawn with replacement, each with names of its own; those of a batch have similar lengths."""
         import torch
 
-        share = self.recipe.clean_share
-        chosen = [
-            self.order.choice(self.clean if self.order.random() < share else self.corrupted)
-            for _ in range(self.recipe.batch)
-        ]
+        if not self.pending:
+            drawn = sorted(
+                (self._one() for _ in range(POOLED_BATCHES * self.recipe.batch)), key=lambda one: len(one[0])
+            )
+            self.pending = [drawn[i : i + self.recipe.batch] for i in range(0, len(drawn), self.recipe.batch)]
+            self.order.shuffle(self.pending)
+        chosen = self.pending.pop()
         width = max(len(ids) for ids, _ in chosen)
         ids_BT = np.full((len(chosen), width), self.chat.pad_id, np.int64)
         weights_BT = np.zeros((len(chosen), width), np.float32)
@@ -248,3 +280,6 @@ class _Batches:
             ids_BT[row, : len(ids)] = self.renaming.table(self.rng)[ids]
             weights_BT[row, : len(ids)] = np.where(scored, 1.0, self.recipe.context_weight)
         return torch.from_numpy(ids_BT), torch.from_numpy(weights_BT)
+
+    def _one(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.order.choice(self.clean if self.order.random() < self.recipe.clean_share else self.corrupted)
