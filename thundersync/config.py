@@ -34,6 +34,10 @@ class ObjectiveConfig(Part):
     prompts_per_update: Count
     trajectories_per_prompt: Count
     advantage_epsilon: Positive = 1e-6
+    sums: Literal["fp32", "exact"] = "fp32"
+    """Arithmetic of the running sums: `exact` gives the same bits in any order of arrival, at twice the memory."""
+    exact_exponent: int = -44
+    """Exact sums: gradient entries are rounded to multiples of 2**exact_exponent."""
 
     @model_validator(mode="after")
     def _release_fits(self) -> ObjectiveConfig:
@@ -109,6 +113,8 @@ class RunConfig(Part):
     seed: int
     mirror: Literal["none", "tensorboard", "wandb"] = "none"
     """Where the per-update metrics are also sent, live; wandb runs offline."""
+    record_batches: bool = False
+    """Keep every event with its tokens in batches.jsonl, so that the equivalence check can replay the run."""
     schedule: ScheduleConfig
     objective: ObjectiveConfig
     workload: WorkloadConfig

@@ -54,6 +54,7 @@ class Controller:
             clock=self._clock,
             save=save,
             mirror=open_mirror(config.mirror, directory.path, run.name),
+            record_batches=config.record_batches,
             last=(directory.read_if_any(UpdateRecord) or [None])[-1],
         )
         if first_update == 0:

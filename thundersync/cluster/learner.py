@@ -34,6 +34,7 @@ class LearnerProcess:
         from thundersync.learner.policy import load_policy
         from thundersync.learner.rank import LearnerRank
         from thundersync.objectives import GRPO, OPD
+        from thundersync.streaming import Grid
 
         settings = AdamWSettings(
             learning_rate=spec.learning_rate,
@@ -44,7 +45,8 @@ class LearnerProcess:
         )
         grpo = GRPO(prompts=spec.prompts_per_update, eps=spec.advantage_epsilon)
         objective = {"grpo": grpo, "opd": OPD()}[spec.objective]
-        self._rank = LearnerRank(load_policy(spec.policy), objective, settings, now=self._clock.now)
+        grid = None if spec.exact_exponent is None else Grid(exponent=spec.exact_exponent)
+        self._rank = LearnerRank(load_policy(spec.policy), objective, settings, now=self._clock.now, grid=grid)
         if spec.resume_from is not None:
             self._rank.load(spec.resume_from)
         self._policy = spec.policy

@@ -36,5 +36,7 @@ class LearnerSpec:
     epsilon: float
     weight_decay: float
     clip_norm: float
+    exact_exponent: int | None
+    """Exact sums on this grid, or None for FP32 sums."""
     resume_from: Path | None
     """Directory of a saved learner state, or None to start from the policy."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -21,7 +22,7 @@ from thundersync.learner.policy import served_tensors
 from thundersync.objectives.objective import Objective
 from thundersync.policy_hash import policy_hash
 from thundersync.ports import ContentReady, Event, Receipt, RewardReady, StepReport, TurnReady
-from thundersync.streaming import Continuation, GradientStream, GroupClosure
+from thundersync.streaming import Continuation, GradientStream, Grid, GroupClosure
 
 POLICY_FILE, OPTIMIZER_FILE, STATE_FILE = "policy.safetensors", "optimizer.safetensors", "learner.json"
 
@@ -32,6 +33,7 @@ class LearnerRank:
     version    k of the model's parameters as given
     now        seconds on the training clock
     run_tokens most padded tokens of one forward pass that several sources or replayed turns share
+    grid       makes the running sums exact
     """
 
     def __init__(
@@ -44,10 +46,11 @@ class LearnerRank:
         rank: int = 0,
         version: int = 0,
         run_tokens: int = 1024,
+        grid: Grid | None = None,
     ) -> None:
         self.model, self.objective, self.rank, self.version = model, objective, rank, version
         self.optimizer = MasterAdamW(model, settings)
-        self.stream = GradientStream(model, objective, run_tokens=run_tokens)
+        self.stream = GradientStream(model, objective, dtype=_sums_dtype(model), run_tokens=run_tokens, grid=grid)
         self.closures: list[GroupClosure] = []
         """Shift and fold order of the groups of the open batch, in closing order."""
         self._now = now
@@ -225,3 +228,8 @@ class LearnerRank:
             tokens=tokens,
             rank=self.rank,
         )
+
+
+def _sums_dtype(model: PreTrainedModel) -> torch.dtype:
+    """FP32 for FP32 and BF16 models; an FP64 model is a reference and keeps its digits."""
+    return torch.promote_types(model.dtype, torch.float32)

@@ -1,7 +1,8 @@
 """Gradient streaming: a logical batch's exact gradient, accumulated while the batch is still being made."""
 
+from thundersync.streaming.exact_sums import Grid
 from thundersync.streaming.open_group import GroupClosure
 from thundersync.streaming.scores import SourceStatistics
 from thundersync.streaming.stream import Continuation, GradientStream
 
-__all__ = ["Continuation", "GradientStream", "GroupClosure", "SourceStatistics"]
+__all__ = ["Continuation", "GradientStream", "Grid", "GroupClosure", "SourceStatistics"]

@@ -12,7 +12,8 @@ from thundersync.objectives.objective import Objective, check_reward
 from thundersync.streaming.boundaries import Piece, cut, run_segment
 from thundersync.streaming.differentiate import Gradients, backward
 from thundersync.streaming.guards import require_finite
-from thundersync.streaming.running_sums import RunningSums
+from thundersync.streaming.exact_sums import ExactSums, Rewards
+from thundersync.streaming.running_sums import NewSums, RunningSums
 from thundersync.streaming.turn_chain import TurnChain
 
 
@@ -42,16 +43,19 @@ class OpenGroup:
     prompt_ids_P: Tensor
     objective: Objective
     parameters: Sequence[Tensor]
-    batch: RunningSums
+    new_sums: NewSums
+    batch: RunningSums | ExactSums
     """The batch's accumulator: takes the group's direction when it closes, or each source at once (scope `source`)."""
     shift: float | None = None
+    exact: Rewards | None = None
+    """Exact sums only: the rewards as whole numbers."""
     rewards: list[float] = field(default_factory=list)
     folds: list[tuple[int, int | None]] = field(default_factory=list)
     bound: set[int] = field(default_factory=set)
     """Trajectories that are complete."""
     chains: dict[int, TurnChain] = field(default_factory=dict)
     """Trajectories that are growing turn by turn."""
-    sums: RunningSums | None = None
+    sums: RunningSums | ExactSums | None = None
     _prompt_states: tuple[Tensor, ...] = ()
     _prompt: Piece | None = None
 
@@ -76,22 +80,36 @@ class OpenGroup:
             self._prompt = cut(self._prompt_states)
         return [self._prompt]
 
+    def phi(self, reward: float | None, name: str) -> Sequence[float]:
+        """Basis weights of a source: of the objective, or (R, 1) over the group's common denominator."""
+        if self.exact is None or self.objective.bases == 1:
+            return self.objective.phi(reward, reward if self.shift is None else self.shift)
+        numerator, factor = self.exact.admit(reward, name)
+        for sums in (self.sums, self._prompt and self._prompt.adjoints):
+            if sums is not None and factor > 1:
+                sums.rescale(0, factor)
+        return numerator, 1
+
     def bind(self, trajectory: int, reward: float | None) -> None:
         """Counts a trajectory as complete. Its reward enters the group's statistics even if nothing was scored."""
         if self.objective.needs_reward:
-            self.rewards.append(check_reward(reward, self.name(trajectory)))
+            reward = check_reward(reward, self.name(trajectory))
+            if self.exact is not None and self.objective.bases > 1:
+                numerator, _ = self.phi(reward, self.name(trajectory))
+                self.exact.numerators.append(numerator)
+            self.rewards.append(reward)
             if self.shift is None:
                 self.shift = self.rewards[0]
         self.bound.add(trajectory)
 
-    def fold(self, phi: Sequence[float], gradients: Gradients, context: Sequence[Piece], dtype: torch.dtype) -> None:
+    def fold(self, phi: Sequence[float], gradients: Gradients, context: Sequence[Piece]) -> None:
         """Adds phi_b H_i to each running sum, boundary adjoints included."""
         if self.sums is None:
             by_source = self.objective.scope == "source"
-            self.sums = self.batch if by_source else RunningSums(self.parameters, self.objective.bases, dtype)
+            self.sums = self.batch if by_source else self.new_sums(self.parameters, self.objective.bases)
         self.sums.fold(phi, gradients.parameters)
         for piece, adjoints in zip(context, gradients.adjoints, strict=True):
-            piece.fold(phi, adjoints, dtype)
+            piece.fold(phi, adjoints, self.new_sums)
 
     def close(self) -> GroupClosure:
         """Combines the sums, sends the combined adjoints through the shared prompt, and lets go of everything.
@@ -105,28 +123,39 @@ class OpenGroup:
         if missing:
             raise RuntimeError(f"group {self.key} has {len(self.bound)} of {self.size} trajectories, without {missing}")
         c = self.shift or 0.0
-        beta = self.objective.beta(self.rewards, c)
+        beta, *factor = self._combination(c)
         if any(beta) and self.sums is not None:
             if self.objective.scope == "group":
-                self.batch.fold((1.0,), self.sums.combine(beta))
-            self._backward_through_prompt(beta)
+                self.batch.fold((1.0,), self.sums.combine(beta, *factor))
+            self._backward_through_prompt(beta, *factor)
         prompt_tokens = 0 if self._prompt is None or not any(beta) else len(self.prompt_ids_P) - 1
         self._prompt, self._prompt_states, self.sums = None, (), None
         return GroupClosure(
             group=self.key,
             shift=c,
             rewards=tuple(self.rewards),
-            beta=beta,
+            beta=tuple(b * sum(factor, 0.0) for b in beta) if factor else beta,
             folds=tuple(self.folds),
             prompt_tokens=prompt_tokens,
         )
 
-    def _backward_through_prompt(self, beta: Sequence[float]) -> None:
+    def _combination(self, c: float) -> tuple:
+        """What `combine` takes: beta, and for exact sums whole beta and a factor.
+
+        Every objective with two bases has beta = scale (1, -mean(d)), and a scale that is a function of the rewards as
+        a set, to the last bit when c does not depend on who came first.
+        """
+        if self.exact is None or self.objective.bases == 1:
+            return (self.objective.beta(self.rewards, c),)
+        scale = self.objective.beta(self.rewards, 0.0)[0]
+        return self.exact.combination(scale) if scale else ((0, 0), 0.0)
+
+    def _backward_through_prompt(self, beta: Sequence[float], *factor: float) -> None:
         if self._prompt is None or self._prompt.adjoints is None:
             return
         seeds = [
             adjoint.to(state)
-            for adjoint, state in zip(self._prompt.adjoints.combine(beta), self._prompt_states, strict=True)
+            for adjoint, state in zip(self._prompt.adjoints.combine(beta, *factor), self._prompt_states, strict=True)
         ]
         gradients = backward(self._prompt_states, seeds, self.parameters, [])
         require_finite(gradients.parameters, f"group {self.key}, shared prompt")

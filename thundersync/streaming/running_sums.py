@@ -6,10 +6,12 @@ g   = sum_b beta_b G_b            `combine`, when the scope closes; for GRPO thi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from thundersync.streaming.exact_sums import ExactSums
 
 
 class RunningSums:
@@ -45,3 +47,7 @@ class RunningSums:
         for beta_b, G_b in zip(beta[1:], self._flat_b[1:], strict=True):
             g.add_(G_b, alpha=beta_b)
         return self.split(g)
+
+
+NewSums = Callable[[Sequence[Tensor], int], RunningSums | ExactSums]
+"""(like, bases) -> sums that start at zero: the one place that decides between FP32 and exact arithmetic."""

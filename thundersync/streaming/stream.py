@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from thundersync.objectives.objective import Objective, Settled, check_reward
 from thundersync.streaming.boundaries import Piece
 from thundersync.streaming.differentiate import differentiate, packs
+from thundersync.streaming.exact_sums import ExactSums, Grid, Rewards
 from thundersync.streaming.guards import FixedParameters, require_finite, require_no_dropout
 from thundersync.streaming.open_group import GroupClosure, OpenGroup
 from thundersync.streaming.running_sums import RunningSums
@@ -57,20 +58,28 @@ class GradientStream:
     model      in eval mode, or without dropout; only parameters with requires_grad are differentiated
     objective  GRPO, OPD, or any `Objective`
     dtype      of the running sums and of the direction; they live in host memory
+    grid       makes the sums exact: the same bits in any order of arrival, at 8 bytes a parameter and sum
     run_tokens most tokens of one forward pass where several sources or turns may share one (`add_group`, replays)
     """
 
     def __init__(
-        self, model: nn.Module, objective: Objective, *, dtype: torch.dtype = torch.float32, run_tokens: int = 1024
+        self,
+        model: nn.Module,
+        objective: Objective,
+        *,
+        dtype: torch.dtype = torch.float32,
+        run_tokens: int = 1024,
+        grid: Grid | None = None,
     ) -> None:
         self.model, self.objective, self.dtype, self.run_tokens = model, objective, dtype, run_tokens
+        self.grid = grid
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise ValueError("the model has no parameter with requires_grad=True: there is nothing to learn")
         self._names = [name for name, _ in named]
         self._parameters = [p for _, p in named]
         self._fixed: FixedParameters | None = None
-        self._sums: RunningSums | None = None
+        self._sums: RunningSums | ExactSums | None = None
         self._groups: dict[Hashable, OpenGroup] = {}
         self._closed: set[Hashable] = set()
         self.statistics = SourceStatistics()
@@ -89,7 +98,7 @@ class GradientStream:
             raise RuntimeError("a batch is open already: close() or abort() it first")
         require_no_dropout(self.model)
         self._fixed = FixedParameters(self._parameters)
-        self._sums = RunningSums(self._parameters, 1, self.dtype)
+        self._sums = self._new_sums(self._parameters, 1)
         self.statistics = SourceStatistics()
 
     def open_group(self, group: Hashable, *, size: int, prompt_ids: Any, shift: float | None = None) -> None:
@@ -111,8 +120,10 @@ class GradientStream:
             prompt_ids_P=prompt_ids_P,
             objective=self.objective,
             parameters=self._parameters,
+            new_sums=self._new_sums,
             batch=self._sums,
             shift=shift,
+            exact=None if self.grid is None else Rewards(),
         )
 
     def add_trajectory(self, group: Hashable, trajectory: int, source: Continuation) -> SourceStatistics:
@@ -129,7 +140,7 @@ class GradientStream:
         if self.objective.needs_reward:
             reward = check_reward(reward, name)
         segment = self._segment(name, int(opened.prompt_ids_P[-1]), source)
-        phi = self.objective.phi(reward, reward if opened.shift is None else opened.shift)
+        phi = opened.phi(reward, name)
         statistics, _ = self._learn(opened, name, [segment], [1.0], phi, [])
         opened.bind(trajectory, reward)
         opened.folds.append((trajectory, None))
@@ -172,10 +183,10 @@ class GradientStream:
         chain = opened.chains.pop(trajectory, None)
         if chain is not None:
             prompt = opened.context(self.model)
-            for gradients, tokens in chain.replay(self.model, self._parameters, prompt, self.run_tokens, self.dtype):
+            for gradients, tokens in chain.replay(self.model, self._parameters, prompt, self.run_tokens, self._new_sums):
                 self._fixed.check()
                 require_finite(gradients.tensors, f"{opened.name(trajectory)}, deferred adjoints")
-                opened.fold((1.0,), gradients, prompt, self.dtype)
+                opened.fold((1.0,), gradients, prompt)
                 replayed += tokens
         opened.bind(trajectory, None)
         return replayed
@@ -234,6 +245,9 @@ class GradientStream:
         self._closed.clear()
         self._sums = self._fixed = None
 
+    def _new_sums(self, like: Sequence[Tensor], bases: int) -> RunningSums | ExactSums:
+        return RunningSums(like, bases, self.dtype) if self.grid is None else ExactSums(like, bases, self.grid)
+
     def _require_open(self) -> None:
         if not self.is_open:
             raise RuntimeError("no batch is open: call open() first")
@@ -273,7 +287,7 @@ class GradientStream:
         )
         if gradients is not None:
             require_finite(gradients.tensors, name)
-            opened.fold(phi, gradients, context, self.dtype)
+            opened.fold(phi, gradients, context)
         self.statistics += statistics
         return statistics, states
 
@@ -285,6 +299,6 @@ class GradientStream:
         self._fixed.check_values()
         scored_tokens = self.statistics.scored_tokens
         check(scored_tokens)
-        sums = dict(zip(self._names, self._sums.combine((1.0,)), strict=True))
+        sums = {n: s.to(self.dtype) for n, s in zip(self._names, self._sums.combine((1.0,)), strict=True)}
         self.abort()
         return sums, scored_tokens
