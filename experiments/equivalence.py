@@ -27,10 +27,10 @@ from thundersync.equivalence.end_to_end import EndToEnd, compare_runs
 from thundersync.learner.optimizer import AdamWSettings
 from thundersync.objectives import GRPO, OPD
 from thundersync.records import BatchEventRecord, CheckpointRecord, RecordError, RunDirectory, recorded_batches
-from thundersync.trainer import Interrupted, train
+from thundersync.trainer import Interrupted, require_available, train
 
 RUNS = Path("runs/equivalence")
-RELEASES = {"grpo": ("trajectory",), "opd": ("turn_eager",)}
+RELEASES = {"grpo": ("trajectory", "content", "turn_forward"), "opd": ("turn_eager", "turn_forward")}
 FIXED = (
     "objective.prompts_per_update=4",
     "objective.trajectories_per_prompt=4",
@@ -51,6 +51,7 @@ def main() -> None:
     arguments = parser.parse_args()
     try:
         check_overrides(arguments.overrides)
+        require_available(configuration(arguments, "grpo", "sync", arguments.updates))
         report = run(arguments)
     except (ConfigError, RecordError, Interrupted) as error:
         fail(error)
@@ -102,7 +103,9 @@ def subject(arguments: argparse.Namespace, config: RunConfig, path: Path) -> Sub
     optimizer = config.optimizer
     return Subject(
         policy=path / directory.read(CheckpointRecord)[0].path,
-        objective=GRPO(prompts=prompts, eps=config.objective.advantage_epsilon) if config.objective.name == "grpo" else OPD(),
+        objective=GRPO(prompts=prompts, eps=config.objective.advantage_epsilon)
+        if config.objective.name == "grpo"
+        else OPD(),
         settings=AdamWSettings(
             learning_rate=optimizer.learning_rate,
             betas=optimizer.betas,

@@ -25,8 +25,8 @@ def text(report: dict) -> str:
     lines = [
         "# Update equivalence",
         "",
-        f"Measured here at {report['scale']} scale, over {report['batches']} recorded logical batches. The paper's columns are"
-        " a 27B policy on B200 and H200: another model and another machine, so the orders of magnitude compare, not digits.",
+        f"Measured here at {report['scale']} scale over {report['batches']} recorded logical batches. The paper's"
+        " columns are a 27B policy on B200 and H200: another model and machine, so orders of magnitude compare, not digits.",
         "",
         "| | ours | paper, B200 | paper, H200 |",
         "|---|---|---|---|",
@@ -40,7 +40,9 @@ def text(report: dict) -> str:
             cosines = f"{b200['one_minus_cosine']:.1e} | {h200['one_minus_cosine']:.1e}"
             lines.append(f"| {name}, 1 - cosine, `{release}` | {c['one_minus_cosine']:.1e} | {cosines} |")
             below = f"< {report['paper']['fp32_parameter_gap_below']:.0e}"
-            lines.append(f"| {name}, largest FP32 parameter gap, `{release}` | {max(c['gaps']):.1e} | {below} | {below} |")
+            lines.append(
+                f"| {name}, largest FP32 parameter gap, `{release}` | {max(c['gaps']):.1e} | {below} | {below} |"
+            )
         for schedule in ("sync", "thundersync"):
             theirs = f"{b200['bf16_' + schedule]:.3g} | {h200['bf16_' + schedule]:.3g}"
             ours = report["bf16"][objective][schedule]
@@ -49,7 +51,11 @@ def text(report: dict) -> str:
             lines.append(f"| {name}, FP64 first direction, `{release}` | {error:.1e} | not reported | not reported |")
     lines += ["", "Exact sums: the policy hash of Sync `sums` after every update, whatever the order of arrival.", ""]
     for objective, orders in report["exact_permutations"].items():
-        held = ", ".join(f"{name}: {'same bits' if same else 'OTHER BITS'}" for name, same in orders.items() if isinstance(same, bool))
+        held = ", ".join(
+            f"{name}: {'same bits' if same else 'OTHER BITS'}"
+            for name, same in orders.items()
+            if isinstance(same, bool)
+        )
         lines.append(
             f"- {objective}: {held}; {orders['underflow']:.2%} of gradient entries underflow the grid; learner time"
             f" {orders['learner_time_ratio']:.2f} of that with FP32 sums"

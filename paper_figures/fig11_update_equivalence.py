@@ -40,7 +40,8 @@ def _fp32(axis, findings: dict, title: str, paper: dict | None) -> None:
     axis.scatter(sample["sync_fp32"], sample["thundersync_fp32"], s=5, color=COLOURS["gap_fp32"], lw=0, zorder=2)
     _diagonal(axis, np.array(sample["sync_fp32"]))
     release, comparison = next(iter(findings["fp32"].items()))
-    text = f"release {release}\n1 - cosine = {comparison['one_minus_cosine']:.1e}\nrel. error = {comparison['relative_error']:.2e}"
+    text = f"release {release}\n1 - cosine = {comparison['one_minus_cosine']:.1e}"
+    text += f"\nrel. error = {comparison['relative_error']:.2e}"
     if paper:
         text += f"\npaper: {paper['fp32_relative_error']:.2e}"
     axis.text(0.04, 0.96, text, transform=axis.transAxes, va="top", fontsize=7.5)
@@ -49,10 +50,18 @@ def _fp32(axis, findings: dict, title: str, paper: dict | None) -> None:
 
 def _bf16(axis, findings: dict, title: str) -> None:
     sample = findings["sample"]
-    for key, label, colour in (("sync", "Sync", COLOURS["reference"]), ("thundersync", "ThunderSync", COLOURS["gap_fp32"])):
+    for key, label, colour in (
+        ("sync", "Sync", COLOURS["reference"]),
+        ("thundersync", "ThunderSync", COLOURS["gap_fp32"]),
+    ):
         error = findings[f"bf16_{key}"]["relative_error"]
         axis.scatter(
-            sample["sync_fp32"], sample[f"{key}_bf16"], s=5, lw=0, color=colour, label=f"{label}, rel. error {error:.2g}"
+            sample["sync_fp32"],
+            sample[f"{key}_bf16"],
+            s=5,
+            lw=0,
+            color=colour,
+            label=f"{label}, rel. error {error:.2g}",
         )
     _diagonal(axis, np.array(sample["sync_fp32"]))
     axis.legend(loc="upper left", fontsize=7.5, handletextpad=0.2)
@@ -61,8 +70,12 @@ def _bf16(axis, findings: dict, title: str) -> None:
 
 def _gaps(axis, findings: dict, title: str) -> None:
     updates = range(1, len(findings["bf16_gaps"]) + 1)
-    axis.semilogy(updates, findings["bf16_sync"]["gaps"], "s--", ms=4, color=COLOURS["reference"], label="Sync: BF16 vs FP32")
-    axis.semilogy(updates, findings["bf16_gaps"], "^:", ms=4, color=COLOURS["gap_bf16"], label="BF16: ThunderSync vs Sync")
+    axis.semilogy(
+        updates, findings["bf16_sync"]["gaps"], "s--", ms=4, color=COLOURS["reference"], label="Sync: BF16 vs FP32"
+    )
+    axis.semilogy(
+        updates, findings["bf16_gaps"], "^:", ms=4, color=COLOURS["gap_bf16"], label="BF16: ThunderSync vs Sync"
+    )
     for i, (release, comparison) in enumerate(findings["fp32"].items()):
         axis.semilogy(
             updates,

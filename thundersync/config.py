@@ -25,12 +25,16 @@ class ScheduleConfig(Part):
     """Fully Async: greatest policy lag, in versions, of a token at training."""
     open_groups: Count | None = None
     """ThunderSync: the cap k of Appendix D.3 on groups that hold statistics at once; null is unbounded."""
+    waiting_rewards: Count = 1
+    """Release `content`: the cap u on gradients that are held until their reward comes."""
+    graph_bytes: Count | None = None
+    """Release `turn_forward`: most memory of the graphs that are kept; null is unbounded."""
 
 
 class ObjectiveConfig(Part):
     name: Literal["grpo", "opd"]
-    release: Literal["trajectory", "turn_eager"]
-    """When ThunderSync releases a source: GRPO per `trajectory`, OPD per turn (`turn_eager`)."""
+    release: Literal["trajectory", "content", "turn_eager", "turn_forward"]
+    """When learner work of a trajectory starts; `turn_eager` is for OPD, `trajectory` and `content` for the others."""
     prompts_per_update: Count
     trajectories_per_prompt: Count
     advantage_epsilon: Positive = 1e-6
@@ -41,9 +45,9 @@ class ObjectiveConfig(Part):
 
     @model_validator(mode="after")
     def _release_fits(self) -> ObjectiveConfig:
-        fits = {"grpo": "trajectory", "opd": "turn_eager"}[self.name]
-        if self.release != fits:
-            raise ValueError(f"objective.release is {self.release!r}: {self.name} is released by {fits!r}")
+        fits = ("turn_eager", "turn_forward") if self.name == "opd" else ("trajectory", "content", "turn_forward")
+        if self.release not in fits:
+            raise ValueError(f"objective.release is {self.release!r}: {self.name} is released by {' or '.join(fits)}")
         return self
 
 

@@ -16,7 +16,7 @@ from thundersync.journal import RunJournal
 from thundersync.mirror import open_mirror
 from thundersync.records import RunDirectory, UpdateRecord
 from thundersync.sampler import TaskSampler
-from thundersync.schedules import SCHEDULES, Parts
+from thundersync.schedules import SCHEDULES, Parts, Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,10 +69,14 @@ class Controller:
             publisher=ray_publisher(session.learner, session.replicas, config.scale.acknowledge_timeout_s),
             clock=self._clock,
             journal=self._journal,
-            release=config.objective.release,
+            release=Release(
+                policy=config.objective.release,
+                needs_reward=config.objective.name != "opd",
+                open_groups=config.schedule.open_groups,
+                waiting_rewards=config.schedule.waiting_rewards,
+            ),
             reduction=config.schedule.reduction,
             lag_bound=config.schedule.lag_bound,
-            open_groups=config.schedule.open_groups,
         )
         try:
             self._clock.start(elapsed)  # the first rollout request follows

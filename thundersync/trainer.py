@@ -126,6 +126,7 @@ def _configure(config: RunConfig, session: Session, models: ModelPaths, start: S
         epsilon=config.optimizer.epsilon,
         weight_decay=config.optimizer.weight_decay,
         clip_norm=config.optimizer.clip_norm,
+        graph_bytes=config.schedule.graph_bytes,
         exact_exponent=config.objective.exact_exponent if config.objective.sums == "exact" else None,
         resume_from=start.learner_state,
     )

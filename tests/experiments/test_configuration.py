@@ -73,7 +73,7 @@ def test_an_added_key_is_refused_with_the_valid_ones():
     ("override", "message"),
     [
         ("objective.trajectories_per_prompt=1", "GRPO compares trajectories, set it to 2 or more"),
-        ("objective.release=turn_eager", "grpo is released by 'trajectory'"),
+        ("objective.release=turn_eager", "grpo is released by trajectory or content or turn_forward"),
         ("scale.budget_s=-1", "scale.budget_s: Input should be greater than 0"),
         ("generation.top_p=0.9", "top_p"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 import numpy as np
@@ -45,6 +46,13 @@ def make_batch(update: int) -> LogicalBatch:
     return LogicalBatch(update=update, groups=groups)
 
 
+def without_turns(key: TrajectoryKey) -> Trajectory:
+    prompt = np.array([1, 2], np.int32)
+    return Trajectory(
+        key=key, task_id="t", prompt_ids_P=prompt, turns=(), reward=None, success=None, outcome="context_limit"
+    )
+
+
 def make_events(update: int) -> list[Event]:
     """Turn, content and reward events of every trajectory, in a readiness order that mixes the groups."""
     rng = np.random.default_rng(update)
@@ -67,7 +75,6 @@ def make_events(update: int) -> list[Event]:
             events.append(
                 TurnReady(key=key.turn(t), prompt_ids_P=prompt, turn=turn, teacher_logprobs_A=teacher, at=1.0)
             )
-        events.append(ContentReady(key=key, at=2.0))
         trajectory = Trajectory(
             key=key,
             task_id="t",
@@ -77,6 +84,7 @@ def make_events(update: int) -> list[Event]:
             success=None,
             outcome="submitted",
         )
+        events.append(ContentReady(trajectory=replace(trajectory, reward=None), at=2.0))
         events.append(RewardReady(trajectory=trajectory, at=3.0))
     return events
 
@@ -212,7 +220,7 @@ def test_an_opd_batch_without_a_scored_token_leaves_everything_as_it_was():
     before = policy_hash(rank.weights())
     rank.open(make_batch(0))
     for key in make_batch(0).keys:
-        rank.close_trajectory(ContentReady(key=key, at=0.0))
+        rank.close_trajectory(ContentReady(trajectory=without_turns(key), at=0.0))
     for group in make_batch(0).groups:
         rank.close_group(group.key)
     with pytest.raises(ValueError, match="no scored token"):
@@ -225,7 +233,7 @@ def test_a_trajectory_without_a_turn_counts_for_its_group():
     rank = make_rank(OPD())
     rank.open(make_batch(0))
     empty = make_events(0)[0].key.trajectory_key
-    rank.close_trajectory(ContentReady(key=empty, at=0.0))
+    rank.close_trajectory(ContentReady(trajectory=without_turns(empty), at=0.0))
     for event in make_events(0):
         if isinstance(event, TurnReady) and event.key.trajectory_key != empty:
             rank.learn_turn(event)

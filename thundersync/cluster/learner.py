@@ -46,7 +46,14 @@ class LearnerProcess:
         grpo = GRPO(prompts=spec.prompts_per_update, eps=spec.advantage_epsilon)
         objective = {"grpo": grpo, "opd": OPD()}[spec.objective]
         grid = None if spec.exact_exponent is None else Grid(exponent=spec.exact_exponent)
-        self._rank = LearnerRank(load_policy(spec.policy), objective, settings, now=self._clock.now, grid=grid)
+        self._rank = LearnerRank(
+            load_policy(spec.policy),
+            objective,
+            settings,
+            now=self._clock.now,
+            grid=grid,
+            graph_bytes=spec.graph_bytes,
+        )
         if spec.resume_from is not None:
             self._rank.load(spec.resume_from)
         self._policy = spec.policy
@@ -64,7 +71,16 @@ class LearnerProcess:
     def learn_turn(self, event: TurnReady) -> Receipt:
         return self._rank.learn_turn(event)
 
-    def close_trajectory(self, event: ContentReady) -> Receipt:
+    def forward_turn(self, event: TurnReady) -> Receipt:
+        return self._rank.forward_turn(event)
+
+    def learn_content(self, event: ContentReady) -> Receipt:
+        return self._rank.learn_content(event)
+
+    def bind_reward(self, event: RewardReady) -> Receipt:
+        return self._rank.bind_reward(event)
+
+    def close_trajectory(self, event: ContentReady | RewardReady) -> Receipt:
         return self._rank.close_trajectory(event)
 
     def close_group(self, group: GroupKey) -> Receipt:

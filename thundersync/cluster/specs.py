@@ -36,6 +36,8 @@ class LearnerSpec:
     epsilon: float
     weight_decay: float
     clip_norm: float
+    graph_bytes: int | None
+    """Most memory of the graphs that release `turn_forward` keeps; None is unbounded."""
     exact_exponent: int | None
     """Exact sums on this grid, or None for FP32 sums."""
     resume_from: Path | None

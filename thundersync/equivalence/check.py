@@ -56,7 +56,9 @@ class Findings:
         """Thresholds that are exceeded, in words."""
         found = [f"{release}: {words}" for release, c in self.fp32.items() for words in broken_fp32(c)]
         found += [f"{release}: {words}" for release, c in self.fp64.items() for words in broken_fp64(c)]
-        found += [f"exact sums: {order} ended in other bits than Sync" for order, same in self.exact.items() if not same]
+        found += [
+            f"exact sums: {order} ended in other bits than Sync" for order, same in self.exact.items() if not same
+        ]
         return found
 
     def as_dict(self) -> dict:
@@ -67,9 +69,7 @@ def check(subject: Subject, *, on_update: Callable[[], None] = lambda: None) -> 
     """Runs every replay of the subject. `on_update` is called `replayed_updates(subject)` times."""
 
     def run(variant: Variant, batches: Batches = subject.batches) -> Replay:
-        return replay(
-            subject.policy, subject.objective, subject.settings, batches, variant, on_update=on_update
-        )
+        return replay(subject.policy, subject.objective, subject.settings, batches, variant, on_update=on_update)
 
     sync = Variant(schedule="sync", release=subject.releases[0])
     streamed = {release: Variant(schedule="thundersync", release=release) for release in subject.releases}

@@ -37,8 +37,7 @@ def compare(ours: Replay, reference: Replay) -> Comparison:
         relative_error=relative_error(ours.direction_P, reference.direction_P),
         one_minus_cosine=one_minus_cosine(ours.direction_P, reference.direction_P),
         gaps=tuple(
-            parameter_gap(a, b, reference.start_P)
-            for a, b in zip(ours.parameters, reference.parameters, strict=True)
+            parameter_gap(a, b, reference.start_P) for a, b in zip(ours.parameters, reference.parameters, strict=True)
         ),
     )
 

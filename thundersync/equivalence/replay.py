@@ -21,7 +21,7 @@ from thundersync.learner.policy import load_policy
 from thundersync.learner.rank import LearnerRank
 from thundersync.objectives.objective import Objective
 from thundersync.ports import ContentReady, Event, PublishedUpdate, RewardReady, TurnReady
-from thundersync.schedules import SCHEDULES, Parts
+from thundersync.schedules import SCHEDULES, Parts, Release
 from thundersync.streaming import Grid
 
 Batches = Sequence[tuple[LogicalBatch, Sequence[Event]]]
@@ -90,10 +90,9 @@ def replay(
         publisher=_NoReplicas(),
         clock=_Clock(),
         journal=journal,
-        release=variant.release,
+        release=Release(policy=variant.release, needs_reward=objective.needs_reward),
         reduction=variant.reduction,
         lag_bound=0,
-        open_groups=None,
     )
     started = time.perf_counter()
     with arithmetic(variant.precision):
@@ -154,7 +153,16 @@ class LocalLearner:
     async def learn_turn(self, event: TurnReady):
         return self._rank.learn_turn(event)
 
-    async def close_trajectory(self, event: ContentReady):
+    async def forward_turn(self, event: TurnReady):
+        return self._rank.forward_turn(event)
+
+    async def learn_content(self, event: ContentReady):
+        return self._rank.learn_content(event)
+
+    async def bind_reward(self, event: RewardReady):
+        return self._rank.bind_reward(event)
+
+    async def close_trajectory(self, event: ContentReady | RewardReady):
         return self._rank.close_trajectory(event)
 
     async def close_group(self, group: GroupKey):

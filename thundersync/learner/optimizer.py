@@ -41,7 +41,9 @@ class MasterAdamW:
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self._names = [name for name, _ in named]
         self._parameters = [p for _, p in named]
-        self._flat = torch.cat([p.detach().to(torch.promote_types(p.dtype, torch.float32)).reshape(-1) for p in self._parameters])
+        self._flat = torch.cat(
+            [p.detach().to(torch.promote_types(p.dtype, torch.float32)).reshape(-1) for p in self._parameters]
+        )
         self._adamw = torch.optim.AdamW(
             [self._flat],
             lr=settings.learning_rate,

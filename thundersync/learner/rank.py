@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ class LearnerRank:
     now        seconds on the training clock
     run_tokens most padded tokens of one forward pass that several sources or replayed turns share
     grid       makes the running sums exact
+    graph_bytes most memory of the graphs that release `turn_forward` keeps
     """
 
     def __init__(
@@ -47,16 +49,18 @@ class LearnerRank:
         version: int = 0,
         run_tokens: int = 1024,
         grid: Grid | None = None,
+        graph_bytes: int | None = None,
     ) -> None:
         self.model, self.objective, self.rank, self.version = model, objective, rank, version
         self.optimizer = MasterAdamW(model, settings)
-        self.stream = GradientStream(model, objective, dtype=_sums_dtype(model), run_tokens=run_tokens, grid=grid)
+        self.stream = GradientStream(
+            model, objective, dtype=_sums_dtype(model), run_tokens=run_tokens, grid=grid, graph_bytes=graph_bytes
+        )
         self.closures: list[GroupClosure] = []
         """Shift and fold order of the groups of the open batch, in closing order."""
         self._now = now
         self._sizes: dict[GroupKey, int] = {}
         self._opened: set[GroupKey] = set()
-        self._without_turns: dict[GroupKey, list[int]] = {}
         self._ledger: Ledger | None = None
 
     def open(self, batch: LogicalBatch) -> None:
@@ -72,12 +76,12 @@ class LearnerRank:
         self.closures = []
         self._ledger = Ledger(batch)
         self._sizes = {plan.key: plan.size for plan in batch.groups}
-        self._opened, self._without_turns = set(), {}
+        self._opened = set()
 
     def learn_trajectory(self, event: RewardReady) -> Receipt:
         """Forward and backward of one trajectory, folded into its group's running sums (release `trajectory`)."""
         started, key = self._now(), event.key
-        whole = Gathered.from_reward(event)
+        whole = Gathered.of(event)
         group = self._open_group(key.group_key, whole.prompt_ids_P)
         self.stream.add_trajectory(group, key.trajectory, whole.continuation())
         self._ledger.close(key)
@@ -85,27 +89,42 @@ class LearnerRank:
 
     def learn_turn(self, event: TurnReady) -> Receipt:
         """Forward and backward of one turn against detached state (release `turn_eager`)."""
-        started, key, turn = self._now(), event.key, event.turn
+        started, key = self._now(), event.key
         group = self._open_group(key.trajectory_key.group_key, event.prompt_ids_P)
-        source = Continuation(
-            ids=turn.ids,
-            scored=turn.scored,
-            teacher_logprobs=event.teacher_logprobs_A,
-            rollout_logprobs=turn.logprobs_A,
-        )
-        self.stream.add_turn(group, key.trajectory, source, turn=key.turn)
-        return self._receipt(key, "source", event.at, started, len(turn.ids))
+        self.stream.add_turn(group, key.trajectory, _turn_source(event), turn=key.turn)
+        return self._receipt(key, "source", event.at, started, len(event.turn.ids))
 
-    def close_trajectory(self, event: ContentReady) -> Receipt:
-        """Replays the adjoints that the trajectory's turns owe to earlier turns."""
-        started, group = self._now(), event.key.group_key
-        replayed = 0
-        if group in self._opened:
-            replayed = self.stream.close_trajectory(group, event.key.trajectory)
-        else:  # it ended before its first turn, and so did all others so far: no event has brought the prompt
-            self._without_turns.setdefault(group, []).append(event.key.trajectory)
-        self._ledger.close(event.key)
-        return self._receipt(event.key, "deferred", event.at, started, replayed)
+    def forward_turn(self, event: TurnReady) -> Receipt:
+        """Forward of one turn, its graph kept (release `turn_forward`)."""
+        started, key = self._now(), event.key
+        group = self._open_group(key.trajectory_key.group_key, event.prompt_ids_P)
+        self.stream.forward_turn(group, key.trajectory, _turn_source(event), turn=key.turn)
+        return self._receipt(key, "source", event.at, started, len(event.turn.ids))
+
+    def learn_content(self, event: ContentReady) -> Receipt:
+        """Forward and backward of one trajectory, held until its reward comes (release `content`)."""
+        started, key = self._now(), event.key
+        whole = Gathered.of(event)
+        group = self._open_group(key.group_key, whole.prompt_ids_P)
+        self.stream.add_content(group, key.trajectory, whole.continuation())
+        return self._receipt(SourceKey(*key), "source", event.at, started, whole.tokens)
+
+    def bind_reward(self, event: RewardReady) -> Receipt:
+        """Folds what `learn_content` left into the group's running sums."""
+        started, key = self._now(), event.key
+        self.stream.bind_reward(key.group_key, key.trajectory, event.trajectory.reward)
+        self._ledger.close(key)
+        return self._receipt(key, "bind", event.at, started, 0)
+
+    def close_trajectory(self, event: ContentReady | RewardReady) -> Receipt:
+        """Ends a trajectory that came by turns (releases `turn_eager`, `turn_forward`)."""
+        started, key = self._now(), event.key
+        group = self._open_group(key.group_key, event.trajectory.prompt_ids_P)
+        dropped = self.stream.graph_was_dropped(group, key.trajectory)
+        again = self.stream.close_trajectory(group, key.trajectory, event.trajectory.reward)
+        self._ledger.close(key)
+        receipt = self._receipt(key, "deferred", event.at, started, again)
+        return replace(receipt, deferred="graph_memory") if dropped else receipt
 
     def close_group(self, group: GroupKey) -> Receipt:
         """Combines the group's sums and runs one backward through the shared prompt."""
@@ -131,12 +150,10 @@ class LearnerRank:
         for group in sorted(self._sizes):
             started = self._now()
             members = [gathered[TrajectoryKey(*group, i)] for i in range(self._sizes[group])]
-            prompts = [member.prompt_ids_P for member in members if member.prompt_ids_P is not None]
-            if not prompts:
-                continue  # OPD: no trajectory of the group got as far as a turn
-            _, closure = self.stream.add_group(group, prompts[0], [member.continuation() for member in members])
+            prompt = members[0].prompt_ids_P
+            _, closure = self.stream.add_group(group, prompt, [member.continuation() for member in members])
             self.closures.append(closure)
-            tokens = len(prompts[0]) + sum(member.tokens for member in members)
+            tokens = len(prompt) + sum(member.tokens for member in members)
             ready = max(member.ready_at for member in members)
             receipts.append(self._receipt(group, "direct", ready, started, tokens))
         return receipts
@@ -211,8 +228,6 @@ class LearnerRank:
         if group not in self._opened:
             self.stream.open_group(group, size=self._sizes[group], prompt_ids=prompt_ids_P)
             self._opened.add(group)
-            for trajectory in self._without_turns.pop(group, ()):
-                self.stream.close_trajectory(group, trajectory)
         return group
 
     def _receipt(
@@ -228,6 +243,15 @@ class LearnerRank:
             tokens=tokens,
             rank=self.rank,
         )
+
+
+def _turn_source(event: TurnReady) -> Continuation:
+    return Continuation(
+        ids=event.turn.ids,
+        scored=event.turn.scored,
+        teacher_logprobs=event.teacher_logprobs_A,
+        rollout_logprobs=event.turn.logprobs_A,
+    )
 
 
 def _sums_dtype(model: PreTrainedModel) -> torch.dtype:

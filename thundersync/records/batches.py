@@ -57,14 +57,12 @@ def batch_event_record(event: Event) -> BatchEventRecord:
                 kind="turn",
                 prompt=event.prompt_ids_P.tolist(),
                 turns=[_tokens(event.turn)],
-                teacher_logprobs=event.teacher_logprobs_A.tolist(),
+                teacher_logprobs=None if event.teacher_logprobs_A is None else event.teacher_logprobs_A.tolist(),
             )
-        case ContentReady():
-            return BatchEventRecord(**head, kind="content")
-        case RewardReady(trajectory=trajectory):
+        case ContentReady(trajectory=trajectory) | RewardReady(trajectory=trajectory):
             return BatchEventRecord(
                 **head,
-                kind="reward",
+                kind="content" if isinstance(event, ContentReady) else "reward",
                 prompt=trajectory.prompt_ids_P.tolist(),
                 turns=[_tokens(turn) for turn in trajectory.turns],
                 task_id=trajectory.task_id,
@@ -79,13 +77,11 @@ def event_of(record: BatchEventRecord) -> Event:
     key, prompt = parse_key(record.key), np.array(record.prompt, np.int32)
     match record.kind:
         case "turn":
-            scores = np.array(record.teacher_logprobs, np.float32)
+            scores = None if record.teacher_logprobs is None else np.array(record.teacher_logprobs, np.float32)
             turn = _turn(record.turns[0])
             return TurnReady(
                 key=SourceKey(*key), prompt_ids_P=prompt, turn=turn, teacher_logprobs_A=scores, at=record.at
             )
-        case "content":
-            return ContentReady(key=TrajectoryKey(*key), at=record.at)
         case _:
             trajectory = Trajectory(
                 key=TrajectoryKey(*key),
@@ -96,7 +92,8 @@ def event_of(record: BatchEventRecord) -> Event:
                 success=record.success,
                 outcome=record.outcome,
             )
-            return RewardReady(trajectory=trajectory, at=record.at)
+            kind = ContentReady if record.kind == "content" else RewardReady
+            return kind(trajectory=trajectory, at=record.at)
 
 
 def recorded_batches(records: list[BatchEventRecord]) -> list[tuple[LogicalBatch, list[Event]]]:

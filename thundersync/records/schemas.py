@@ -205,7 +205,7 @@ class SourceRecord(Record):
     """One piece of learner work: `thundersync.ports.Receipt`."""
 
     SCHEMA: ClassVar[str] = "source"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     FILE: ClassVar[str] = "sources.jsonl"
 
     key: str | None
@@ -217,6 +217,8 @@ class SourceRecord(Record):
     ended_at: Seconds
     tokens: Count
     rank: Count
+    deferred: Literal["", "open_groups", "waiting_rewards", "graph_memory"]
+    """What the work waited for beyond its place in the queue."""
 
 
 class CheckpointRecord(Record):

@@ -86,6 +86,16 @@ def differentiate(
     return backward([score], None, parameters, context), detached, statistics
 
 
+def forward_segment(
+    model: nn.Module, segment: Segment, context: Sequence[Piece]
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Log-probabilities [A] of one segment (differentiable), entropies [A] (detached), and its states, attached."""
+    logits_BKV, states, rows_N, columns_N = _forward(model, [segment], context)
+    ids_N = segment.targets_T[segment.positions_A]
+    logprobs_A, entropy_A = sampled_logprobs(logits_BKV[rows_N, columns_N], ids_N)
+    return logprobs_A, entropy_A, states
+
+
 def _forward(
     model: nn.Module, segments: Sequence[Segment], context: Sequence[Piece]
 ) -> tuple[Tensor, tuple[Tensor, ...], Tensor, Tensor]:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from thundersync.objectives.objective import Objective, check_reward
 from thundersync.streaming.boundaries import Piece, cut, run_segment
 from thundersync.streaming.differentiate import Gradients, backward
-from thundersync.streaming.guards import require_finite
 from thundersync.streaming.exact_sums import ExactSums, Rewards
+from thundersync.streaming.guards import require_finite
 from thundersync.streaming.running_sums import NewSums, RunningSums
 from thundersync.streaming.turn_chain import TurnChain
+from thundersync.streaming.turn_graph import TurnGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,14 @@ class GroupClosure:
     """(trajectory, turn) in the order in which sources were folded; turn is None for a whole trajectory."""
     prompt_tokens: int
     """Tokens of the shared prompt that the closing backward pass went through."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """H of a trajectory whose reward is not there yet: one more buffer of the parameters' size."""
+
+    gradients: Gradients | None
+    context: Sequence[Piece]
 
 
 @dataclass(slots=True)
@@ -54,7 +63,11 @@ class OpenGroup:
     bound: set[int] = field(default_factory=set)
     """Trajectories that are complete."""
     chains: dict[int, TurnChain] = field(default_factory=dict)
-    """Trajectories that are growing turn by turn."""
+    """Trajectories that are growing turn by turn, differentiated at once (`turn_eager`)."""
+    graphs: dict[int, TurnGraph] = field(default_factory=dict)
+    """Trajectories that are growing turn by turn, run forward only (`turn_forward`)."""
+    waiting: dict[int, Held] = field(default_factory=dict)
+    """Trajectories that are differentiated and wait for their reward (`content`)."""
     sums: RunningSums | ExactSums | None = None
     _prompt_states: tuple[Tensor, ...] = ()
     _prompt: Piece | None = None
@@ -116,9 +129,9 @@ class OpenGroup:
 
         Raises RuntimeError while trajectories are missing or owe adjoints; the group then stays open.
         """
-        growing = [f"{i} ({len(chain)} turns)" for i, chain in sorted(self.chains.items())]
+        growing = [f"{i} ({len(turns)} turns)" for i, turns in sorted((self.chains | self.graphs).items())]
         if growing:
-            raise RuntimeError(f"group {self.key}: adjoints are not replayed yet for trajectories {', '.join(growing)}")
+            raise RuntimeError(f"group {self.key}: close_trajectory() is missing for trajectories {', '.join(growing)}")
         missing = sorted(set(range(self.size)) - self.bound)
         if missing:
             raise RuntimeError(f"group {self.key} has {len(self.bound)} of {self.size} trajectories, without {missing}")

@@ -27,10 +27,11 @@ from thundersync.streaming.boundaries import Piece
 from thundersync.streaming.differentiate import differentiate, packs
 from thundersync.streaming.exact_sums import ExactSums, Grid, Rewards
 from thundersync.streaming.guards import FixedParameters, require_finite, require_no_dropout
-from thundersync.streaming.open_group import GroupClosure, OpenGroup
+from thundersync.streaming.open_group import GroupClosure, Held, OpenGroup
 from thundersync.streaming.running_sums import RunningSums
 from thundersync.streaming.scores import Segment, SourceStatistics, make_segment
 from thundersync.streaming.turn_chain import TurnChain
+from thundersync.streaming.turn_graph import GraphMemory, TurnGraph
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +60,7 @@ class GradientStream:
     objective  GRPO, OPD, or any `Objective`
     dtype      of the running sums and of the direction; they live in host memory
     grid       makes the sums exact: the same bits in any order of arrival, at 8 bytes a parameter and sum
+    graph_bytes most memory of the graphs that release `turn_forward` keeps; None is unbounded
     run_tokens most tokens of one forward pass where several sources or turns may share one (`add_group`, replays)
     """
 
@@ -70,9 +72,11 @@ class GradientStream:
         dtype: torch.dtype = torch.float32,
         run_tokens: int = 1024,
         grid: Grid | None = None,
+        graph_bytes: int | None = None,
     ) -> None:
         self.model, self.objective, self.dtype, self.run_tokens = model, objective, dtype, run_tokens
         self.grid = grid
+        self.graphs = GraphMemory(budget=graph_bytes)
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if not named:
             raise ValueError("the model has no parameter with requires_grad=True: there is nothing to learn")
@@ -170,26 +174,109 @@ class GradientStream:
         opened.chains[trajectory] = chain
         return statistics
 
-    def close_trajectory(self, group: Hashable, trajectory: int) -> int:
-        """Ends a trajectory that grew by turns: replays the adjoints that its turns owe to earlier ones.
+    def forward_turn(self, group: Hashable, trajectory: int, source: Continuation, *, turn: int | None = None) -> None:
+        """Forward of a trajectory's next turn; its backward comes with `close_trajectory` (release `turn_forward`).
 
-        Returns the number of tokens that were forwarded again.
+        For every objective. Where the graph would exceed `graph_bytes`, the trajectory is run again when it closes.
         """
         opened = self._group(group)
         opened.check_new(trajectory)
+        graph = opened.graphs.get(trajectory) or TurnGraph(int(opened.prompt_ids_P[-1]))
+        name = opened.name(trajectory, len(graph))
+        if turn is not None and turn != len(graph):
+            raise ValueError(f"{name} is the next one, but turn {turn} came: each turn enters once, in order")
+        segment = self._segment(name, graph.last_token, source)
+        self._fixed.check()
+        opened.graphs[trajectory] = graph
+        alive = {(key, i): graph for key, one in self._groups.items() for i, graph in one.graphs.items()}
+        tokens = len(segment.targets_T)
+        if tokens and self.graphs.make_room(opened.name(trajectory), (group, trajectory), alive, tokens):
+            graph.forward(self.model, self._parameters, segment, opened.context(self.model))
+            self.graphs.note(graph, alive)
+        else:
+            graph.add(segment)
+
+    def add_content(self, group: Hashable, trajectory: int, source: Continuation) -> SourceStatistics:
+        """Forward and backward of a whole trajectory before its reward is known (release `content`).
+
+        H does not depend on the reward; it is kept apart until `bind_reward` brings it.
+        """
+        opened = self._group(group)
+        opened.check_new(trajectory)
+        name = opened.name(trajectory)
+        if trajectory in opened.waiting:
+            raise ValueError(f"{name} waits for its reward already; each source enters exactly once")
+        segment = self._segment(name, int(opened.prompt_ids_P[-1]), source)
+        held, statistics, _ = self._differentiate(opened, name, [segment], [1.0], [])
+        opened.waiting[trajectory] = held
+        return statistics
+
+    def bind_reward(self, group: Hashable, trajectory: int, reward: float) -> None:
+        """Folds a trajectory that `add_content` has differentiated."""
+        opened = self._group(group)
+        opened.check_new(trajectory)
+        name = opened.name(trajectory)
+        if trajectory not in opened.waiting:
+            raise ValueError(f"{name} has no gradient that waits for a reward: add_content comes first")
+        phi = opened.phi(check_reward(reward, name), name)
+        held = opened.waiting.pop(trajectory)
+        if held.gradients is not None:
+            opened.fold(phi, held.gradients, held.context)
+        opened.bind(trajectory, reward)
+        opened.folds.append((trajectory, None))
+
+    def close_trajectory(self, group: Hashable, trajectory: int, reward: float | None = None) -> int:
+        """Ends a trajectory that grew by turns. Returns the number of tokens that were forwarded again.
+
+        After `add_turn` it replays the adjoints that the turns owe to earlier ones; after `forward_turn` it runs the
+        one backward pass. `reward` where the objective needs one.
+        """
+        opened = self._group(group)
+        opened.check_new(trajectory)
+        if trajectory in opened.graphs:
+            return self._close_graph(opened, trajectory, reward)
         if self.objective.source != "turn":
             raise ValueError(f"{self.objective.name} weights whole trajectories: they close with add_trajectory")
         replayed = 0
         chain = opened.chains.pop(trajectory, None)
         if chain is not None:
             prompt = opened.context(self.model)
-            for gradients, tokens in chain.replay(self.model, self._parameters, prompt, self.run_tokens, self._new_sums):
+            for gradients, tokens in chain.replay(
+                self.model, self._parameters, prompt, self.run_tokens, self._new_sums
+            ):
                 self._fixed.check()
                 require_finite(gradients.tensors, f"{opened.name(trajectory)}, deferred adjoints")
                 opened.fold((1.0,), gradients, prompt)
                 replayed += tokens
         opened.bind(trajectory, None)
         return replayed
+
+    def graph_was_dropped(self, group: Hashable, trajectory: int) -> bool:
+        """Whether a trajectory that came by `forward_turn` will be run again, for want of memory."""
+        graph = self._group(group).graphs.get(trajectory)
+        return graph is not None and not graph.kept
+
+    def _close_graph(self, opened: OpenGroup, trajectory: int, reward: float | None) -> int:
+        name = opened.name(trajectory)
+        if self.objective.needs_reward:
+            reward = check_reward(reward, name)
+        phi = opened.phi(reward, name)
+        graph = opened.graphs.pop(trajectory)
+        again = 0
+        if graph.kept:
+            self._fixed.check()
+            prompt = opened.context(self.model)
+            gradients, statistics = graph.backward(self._parameters, self.objective, prompt)
+            if gradients is not None:
+                require_finite(gradients.tensors, name)
+                opened.fold(phi, gradients, prompt)
+            self.statistics += statistics
+        else:
+            again = graph.tokens
+            self._learn(opened, name, [graph.whole()], [1.0], phi, [])
+        opened.bind(trajectory, reward)
+        opened.folds.append((trajectory, None))
+        return again
 
     def close_group(self, group: Hashable) -> GroupClosure:
         """Combines the group's sums (Equation 7) and runs one backward pass through the shared prompt."""
@@ -278,18 +365,32 @@ class GradientStream:
         keep_states: bool = False,
     ) -> tuple[SourceStatistics, tuple[Tensor, ...]]:
         """One source, or several that share phi: forward, backward, fold. Folds all of it or nothing."""
+        held, statistics, states = self._differentiate(opened, name, segments, weights, turns, keep_states)
+        if held.gradients is not None:
+            opened.fold(phi, held.gradients, held.context)
+        return statistics, states
+
+    def _differentiate(
+        self,
+        opened: OpenGroup,
+        name: str,
+        segments: Sequence[Segment],
+        weights: Sequence[float],
+        turns: Sequence[Piece],
+        keep_states: bool = False,
+    ) -> tuple[Held, SourceStatistics, tuple[Tensor, ...]]:
+        """H of one source, or the weighted sum of several, checked and not folded yet."""
         self._fixed.check()
         if not keep_states and not any(segment.scored_tokens for segment in segments):
-            return SourceStatistics(), ()
+            return Held(None, ()), SourceStatistics(), ()
         context = [*opened.context(self.model), *turns]
         gradients, states, statistics = differentiate(
             self.model, self._parameters, self.objective, segments, weights, context, keep_states
         )
         if gradients is not None:
             require_finite(gradients.tensors, name)
-            opened.fold(phi, gradients, context)
         self.statistics += statistics
-        return statistics, states
+        return Held(gradients, context), statistics, states
 
     def _drain(self, check: Callable[[int], float]) -> tuple[dict[str, Tensor], int]:
         """The batch's sums, after every guard; the stream holds nothing afterwards."""
