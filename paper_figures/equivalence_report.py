@@ -26,7 +26,7 @@ def text(report: dict) -> str:
         "# Update equivalence",
         "",
         f"Measured here at {report['scale']} scale over {report['batches']} recorded logical batches. The paper's"
-        " columns are a 27B policy on B200 and H200: another model and machine, so orders of magnitude compare, not digits.",
+        " columns are a 27B policy on B200 and H200: orders of magnitude compare, digits do not.",
         "",
         "| | ours | paper, B200 | paper, H200 |",
         "|---|---|---|---|",
