@@ -12,6 +12,7 @@ from thundersync.objectives.objective import Objective, check_reward
 from thundersync.streaming.boundaries import Piece, cut, run_segment
 from thundersync.streaming.differentiate import Gradients, backward
 from thundersync.streaming.guards import require_finite
+from thundersync.streaming.open_scope import OpenScope
 from thundersync.streaming.running_sums import RunningSums
 from thundersync.streaming.turn_chain import TurnChain
 
@@ -22,15 +23,16 @@ class GroupClosure:
 
     group: Hashable
     shift: float
-    """c: the first reward bound, 0 where the objective needs none."""
+    """c: the first reward bound in the objective's scope (group or batch), 0 where it needs none."""
     rewards: tuple[float, ...]
-    """In the order in which they were bound."""
+    """Of the group, in the order in which they were bound."""
     beta: tuple[float, ...]
-    """The combination weights; (1,) where each source carried its final weight (OPD, and the reduction `direct`)."""
+    """The combination weights; (1,) where each source carried its final weight (OPD, and the reduction `direct`), empty
+    where they are known only when the batch closes."""
     folds: tuple[tuple[int, int | None], ...]
     """(trajectory, turn) in the order in which sources were folded; turn is None for a whole trajectory."""
     prompt_tokens: int
-    """Tokens of the shared prompt that the closing backward pass went through."""
+    """Tokens of the shared prompt that the closing backward pass (one per basis for scope "batch") went through."""
 
 
 @dataclass(slots=True)
@@ -44,14 +46,14 @@ class OpenGroup:
     parameters: Sequence[Tensor]
     batch: RunningSums
     """The batch's accumulator: takes the group's direction when it closes, or each source at once (scope `source`)."""
-    shift: float | None = None
+    scope: OpenScope
+    """The group's own, or the batch's."""
     rewards: list[float] = field(default_factory=list)
     folds: list[tuple[int, int | None]] = field(default_factory=list)
     bound: set[int] = field(default_factory=set)
     """Trajectories that are complete."""
     chains: dict[int, TurnChain] = field(default_factory=dict)
     """Trajectories that are growing turn by turn."""
-    sums: RunningSums | None = None
     _prompt_states: tuple[Tensor, ...] = ()
     _prompt: Piece | None = None
 
@@ -80,22 +82,23 @@ class OpenGroup:
         """Counts a trajectory as complete. Its reward enters the group's statistics even if nothing was scored."""
         if self.objective.needs_reward:
             self.rewards.append(check_reward(reward, self.name(trajectory)))
-            if self.shift is None:
-                self.shift = self.rewards[0]
+            self.scope.bind(self.rewards[-1])
         self.bound.add(trajectory)
 
     def fold(self, phi: Sequence[float], gradients: Gradients, context: Sequence[Piece], dtype: torch.dtype) -> None:
         """Adds phi_b H_i to each running sum, boundary adjoints included."""
-        if self.sums is None:
+        if self.scope.sums is None:
             by_source = self.objective.scope == "source"
-            self.sums = self.batch if by_source else RunningSums(self.parameters, self.objective.bases, dtype)
-        self.sums.fold(phi, gradients.parameters)
+            self.scope.sums = self.batch if by_source else RunningSums(self.parameters, self.objective.bases, dtype)
+        self.scope.sums.fold(phi, gradients.parameters)
         for piece, adjoints in zip(context, gradients.adjoints, strict=True):
             piece.fold(phi, adjoints, dtype)
 
     def close(self) -> GroupClosure:
         """Combines the sums, sends the combined adjoints through the shared prompt, and lets go of everything.
 
+        With scope "batch" beta is not known yet. The prompt's backward pass is linear in the adjoints, so each basis
+        passes through it alone and joins the batch's running sums: no graph and no adjoint waits for the batch.
         Raises RuntimeError while trajectories are missing or owe adjoints; the group then stays open.
         """
         growing = [f"{i} ({len(chain)} turns)" for i, chain in sorted(self.chains.items())]
@@ -104,14 +107,20 @@ class OpenGroup:
         missing = sorted(set(range(self.size)) - self.bound)
         if missing:
             raise RuntimeError(f"group {self.key} has {len(self.bound)} of {self.size} trajectories, without {missing}")
-        c = self.shift or 0.0
-        beta = self.objective.beta(self.rewards, c)
-        if any(beta) and self.sums is not None:
-            if self.objective.scope == "group":
-                self.batch.fold((1.0,), self.sums.combine(beta))
-            self._backward_through_prompt(beta)
-        prompt_tokens = 0 if self._prompt is None or not any(beta) else len(self.prompt_ids_P) - 1
-        self._prompt, self._prompt_states, self.sums = None, (), None
+        c, bases = self.scope.shift or 0.0, self.objective.bases
+        beta: tuple[float, ...] = ()
+        prompt_tokens = 0
+        if self.objective.scope == "batch":
+            for b in range(bases):
+                unit = tuple(float(a == b) for a in range(bases))
+                prompt_tokens += self._backward_through_prompt(unit, self.scope.sums, unit, keep_graph=b + 1 < bases)
+        else:
+            beta = self.objective.beta(self.rewards, c)
+            if any(beta) and self.scope.sums is not None:
+                if self.objective.scope == "group":
+                    self.batch.fold((1.0,), self.scope.sums.combine(beta))
+                prompt_tokens = self._backward_through_prompt(beta, self.batch, (1.0,))
+        self._prompt, self._prompt_states, self.scope = None, (), OpenScope()
         return GroupClosure(
             group=self.key,
             shift=c,
@@ -121,13 +130,17 @@ class OpenGroup:
             prompt_tokens=prompt_tokens,
         )
 
-    def _backward_through_prompt(self, beta: Sequence[float]) -> None:
+    def _backward_through_prompt(
+        self, beta: Sequence[float], sums: RunningSums, phi: Sequence[float], keep_graph: bool = False
+    ) -> int:
+        """Folds the gradient of the adjoints' combination by `beta` into `sums`; returns the tokens it went through."""
         if self._prompt is None or self._prompt.adjoints is None:
-            return
+            return 0
         seeds = [
             adjoint.to(state)
             for adjoint, state in zip(self._prompt.adjoints.combine(beta), self._prompt_states, strict=True)
         ]
-        gradients = backward(self._prompt_states, seeds, self.parameters, [])
+        gradients = backward(self._prompt_states, seeds, self.parameters, [], keep_graph)
         require_finite(gradients.parameters, f"group {self.key}, shared prompt")
-        self.batch.fold((1.0,), gradients.parameters)
+        sums.fold(phi, gradients.parameters)
+        return len(self.prompt_ids_P) - 1
