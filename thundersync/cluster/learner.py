@@ -29,11 +29,10 @@ class LearnerProcess:
         self._policy: Path | None = None
 
     def configure(self, spec: LearnerSpec) -> tuple[int, str]:
-        """Loads policy, objective, optimizer and the state of a resumed run; returns (version, policy hash)."""
+        """Loads policy, optimizer and the state of a resumed run; returns (version, policy hash)."""
         from thundersync.learner.optimizer import AdamWSettings
         from thundersync.learner.policy import load_policy
         from thundersync.learner.rank import LearnerRank
-        from thundersync.objectives import GRPO, OPD
 
         settings = AdamWSettings(
             learning_rate=spec.learning_rate,
@@ -42,9 +41,7 @@ class LearnerProcess:
             weight_decay=spec.weight_decay,
             max_norm=spec.clip_norm,
         )
-        grpo = GRPO(prompts=spec.prompts_per_update, eps=spec.advantage_epsilon)
-        objective = {"grpo": grpo, "opd": OPD()}[spec.objective]
-        self._rank = LearnerRank(load_policy(spec.policy), objective, settings, now=self._clock.now)
+        self._rank = LearnerRank(load_policy(spec.policy), spec.objective, settings, now=self._clock.now)
         if spec.resume_from is not None:
             self._rank.load(spec.resume_from)
         self._policy = spec.policy

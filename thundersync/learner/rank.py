@@ -116,7 +116,7 @@ class LearnerRank:
     def learn_batch(self, events: Sequence[Event]) -> list[Receipt]:
         """The whole batch with its advantages known (reduction `direct`), group by group in the order of their keys.
 
-        GRPO learns from the RewardReady events; OPD from TurnReady, with ContentReady as the mark of completeness. The
+        OPD learns from TurnReady events, with ContentReady as the mark of completeness; all others from RewardReady. The
         order of the events plays no part. Raises ValueError, before any work, when a registered trajectory is missing
         or came twice.
         """
@@ -124,6 +124,7 @@ class LearnerRank:
         for key in gathered:
             self._ledger.close(key)
         self._ledger.require_complete()
+        batch_rewards = [gathered[key].reward for key in sorted(gathered)]
         receipts = []
         for group in sorted(self._sizes):
             started = self._now()
@@ -131,7 +132,8 @@ class LearnerRank:
             prompts = [member.prompt_ids_P for member in members if member.prompt_ids_P is not None]
             if not prompts:
                 continue  # OPD: no trajectory of the group got as far as a turn
-            _, closure = self.stream.add_group(group, prompts[0], [member.continuation() for member in members])
+            continuations = [member.continuation() for member in members]
+            _, closure = self.stream.add_group(group, prompts[0], continuations, batch_rewards)
             self.closures.append(closure)
             tokens = len(prompts[0]) + sum(member.tokens for member in members)
             ready = max(member.ready_at for member in members)

@@ -8,7 +8,7 @@ one. With d_i = r_i - c for any c constant in the group,
 
     sum_i (r_i - mu_G) H_i = G1 - mean(d) G2,  G1 = sum_i d_i H_i,  G2 = sum_i H_i
 
-so phi = (d, 1), beta = (1, -mean(d)) / m, w = 1 and N = prompts * length. The shift c is the first reward bound, as in GRPO.
+so phi = (d, 1), beta = (1, -mean(d)) / m, w = 1, N = prompts * length. The shift c is GRPO's: the first reward bound.
 """
 
 from __future__ import annotations

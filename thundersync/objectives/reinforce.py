@@ -7,9 +7,9 @@ mu needs the whole batch, but g splits into two sums that do not. With d_i = r_i
 
     g = G1 - mean(d) G2,  G1 = sum_i d_i H_i,  G2 = sum_i H_i,  both over all groups
 
-so phi = (d, 1) and beta = (1, -mean(d)), known when the batch closes: scope "batch". The shift is the first reward bound
-in the batch. c = 0, which is phi = (r, 1), is the same in exact arithmetic; the shift keeps FP32 sums of a batch of
-nearly equal rewards from drowning in rounding. Ranks may differ in c: each combines its own sums with its own mean(d).
+so phi = (d, 1) and beta = (1, -mean(d)), known when the batch closes: scope "batch". The shift is the first reward
+bound in the batch. c = 0, which is phi = (r, 1), is the same in exact arithmetic; the shift keeps FP32 sums of a batch
+of nearly equal rewards from drowning in rounding. Ranks may differ in c: each combines its own sums with its mean(d).
 """
 
 from __future__ import annotations

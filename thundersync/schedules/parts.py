@@ -35,7 +35,7 @@ class Parts:
     clock: Clock
     journal: Journal
     release: str
-    """When a source is released: `trajectory` (GRPO) or `turn_eager` (OPD)."""
+    """When a source is released: `turn_eager` (OPD) or `trajectory` (all others)."""
     reduction: str
     """Sync's reduction: `direct` or `sums`."""
     lag_bound: int
