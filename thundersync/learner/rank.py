@@ -116,9 +116,8 @@ class LearnerRank:
     def learn_batch(self, events: Sequence[Event]) -> list[Receipt]:
         """The whole batch with its advantages known (reduction `direct`), group by group in the order of their keys.
 
-        OPD learns from TurnReady events, with ContentReady as the mark of completeness; all others from RewardReady. The
-        order of the events plays no part. Raises ValueError, before any work, when a registered trajectory is missing
-        or came twice.
+        OPD learns from TurnReady events, with ContentReady as the mark of completeness, all others from RewardReady; in
+        any order. Raises ValueError, before any work, when a registered trajectory is missing or came twice.
         """
         gathered = gather_turns(events) if self.objective.source == "turn" else gather_trajectories(events)
         for key in gathered:
