@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -115,6 +116,7 @@ def test_values_without_an_update_are_refused(make, message):
         make()
 
 
-def test_they_are_objectives():
+def test_they_are_objectives_and_travel_between_processes():
     assert all(isinstance(objective, Objective) for objective in objectives(2))
+    assert all(pickle.loads(pickle.dumps(objective)) == objective for objective in objectives(2))
     assert [o.scope for o in objectives(2)] == ["group", "group", "batch"]
