@@ -86,7 +86,7 @@ class StepReport:
     started_at: float
     ended_at: float
     divisor: float
-    """The divisor N of the objective: 1 for GRPO, the scored tokens N_k for OPD."""
+    """The divisor N of the objective, as 1 for GRPO and the scored tokens N_k for OPD."""
     gradient_norm: float
     """Global norm before clipping."""
     clip_coefficient: float

@@ -116,11 +116,10 @@ def _workload(config: RunConfig) -> Workload:
 
 def _configure(config: RunConfig, session: Session, models: ModelPaths, start: Start) -> str:
     """Takes the actors into use for this run; returns the hash of the policy that all of them hold."""
+    objective = config.objective.build()
     learner = LearnerSpec(
         policy=start.policy,
-        objective=config.objective.name,
-        prompts_per_update=config.objective.prompts_per_update,
-        advantage_epsilon=config.objective.advantage_epsilon,
+        objective=objective,
         learning_rate=config.optimizer.learning_rate,
         betas=config.optimizer.betas,
         epsilon=config.optimizer.epsilon,
@@ -130,8 +129,7 @@ def _configure(config: RunConfig, session: Session, models: ModelPaths, start: S
         exact_exponent=config.objective.exact_exponent if config.objective.sums == "exact" else None,
         resume_from=start.learner_state,
     )
-    scored = config.objective.name == "opd"
-    if scored:
+    if objective.needs_teacher:
         ray.get(session.teacher.configure.remote(models.teacher))
     replica = ReplicaSpec(
         policy=start.policy,
@@ -143,7 +141,10 @@ def _configure(config: RunConfig, session: Session, models: ModelPaths, start: S
     (version, policy_hash), *served = ray.get(
         [
             session.learner.configure.remote(learner),
-            *(r.configure.remote(replica, session.teacher if scored else None) for r in session.replicas.values()),
+            *(
+                r.configure.remote(replica, session.teacher if objective.needs_teacher else None)
+                for r in session.replicas.values()
+            ),
         ]
     )
     if version != start.update or any(s.policy_hash != policy_hash for s in served):

@@ -14,11 +14,18 @@ from thundersync.batch import GroupKey, GroupPlan, LogicalBatch, SourceKey, Task
 from thundersync.learner.optimizer import AdamWSettings
 from thundersync.learner.policy import load_policy
 from thundersync.learner.rank import LearnerRank
-from thundersync.objectives import GRPO, OPD
+from thundersync.objectives import GRPO, OPD, REINFORCE, RLOO, DrGRPO
 from thundersync.policy_hash import policy_hash
 from thundersync.ports import ContentReady, Event, RewardReady, TurnReady
 
 VOCAB, GROUPS, SIZE = 31, 2, 3
+OBJECTIVES = [
+    GRPO(prompts=GROUPS),
+    DrGRPO(prompts=GROUPS, length=4),
+    RLOO(prompts=GROUPS),
+    REINFORCE(trajectories=GROUPS * SIZE),
+    OPD(),
+]
 TASK = Task(task_id="t", split_group="s", instruction="i")
 
 
@@ -113,7 +120,7 @@ def direct_update(rank: LearnerRank, update: int, events=None):
     return receipts, rank.step()
 
 
-@pytest.mark.parametrize("objective", [GRPO(prompts=GROUPS), OPD()], ids=lambda o: o.name)
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: o.name)
 def test_streaming_and_direct_take_the_same_step(objective):
     streamed, direct = make_rank(objective), make_rank(objective)
     _, by_source = stream_update(streamed, 0)
@@ -127,7 +134,7 @@ def test_streaming_and_direct_take_the_same_step(objective):
     assert by_source.gradient_norm > 0.01
 
 
-@pytest.mark.parametrize("objective", [GRPO(prompts=GROUPS), OPD()], ids=lambda o: o.name)
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: o.name)
 def test_direct_does_not_depend_on_the_order_of_events(objective):
     forwards, backwards = make_rank(objective), make_rank(objective)
     _, one = direct_update(forwards, 0)

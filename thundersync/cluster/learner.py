@@ -29,11 +29,10 @@ class LearnerProcess:
         self._policy: Path | None = None
 
     def configure(self, spec: LearnerSpec) -> tuple[int, str]:
-        """Loads policy, objective, optimizer and the state of a resumed run; returns (version, policy hash)."""
+        """Loads policy, optimizer and the state of a resumed run; returns (version, policy hash)."""
         from thundersync.learner.optimizer import AdamWSettings
         from thundersync.learner.policy import load_policy
         from thundersync.learner.rank import LearnerRank
-        from thundersync.objectives import GRPO, OPD
         from thundersync.streaming import Grid
 
         settings = AdamWSettings(
@@ -43,12 +42,10 @@ class LearnerProcess:
             weight_decay=spec.weight_decay,
             max_norm=spec.clip_norm,
         )
-        grpo = GRPO(prompts=spec.prompts_per_update, eps=spec.advantage_epsilon)
-        objective = {"grpo": grpo, "opd": OPD()}[spec.objective]
         grid = None if spec.exact_exponent is None else Grid(exponent=spec.exact_exponent)
         self._rank = LearnerRank(
             load_policy(spec.policy),
-            objective,
+            spec.objective,
             settings,
             now=self._clock.now,
             grid=grid,

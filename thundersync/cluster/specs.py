@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from thundersync.objectives import Objective
 from thundersync.rollout.settings import GenerationSettings
 
 
@@ -28,9 +29,7 @@ class ReplicaSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSpec:
     policy: Path
-    objective: str
-    prompts_per_update: int
-    advantage_epsilon: float
+    objective: Objective
     learning_rate: float
     betas: tuple[float, float]
     epsilon: float

@@ -138,20 +138,20 @@ class LearnerRank:
     def learn_batch(self, events: Sequence[Event]) -> list[Receipt]:
         """The whole batch with its advantages known (reduction `direct`), group by group in the order of their keys.
 
-        GRPO learns from the RewardReady events; OPD from TurnReady, with ContentReady as the mark of completeness. The
-        order of the events plays no part. Raises ValueError, before any work, when a registered trajectory is missing
-        or came twice.
+        OPD learns from TurnReady events, with ContentReady as the mark of completeness, all others from RewardReady; in
+        any order. Raises ValueError, before any work, when a registered trajectory is missing or came twice.
         """
         gathered = gather_turns(events) if self.objective.source == "turn" else gather_trajectories(events)
         for key in gathered:
             self._ledger.close(key)
         self._ledger.require_complete()
+        batch_rewards = [gathered[key].reward for key in sorted(gathered)]
         receipts = []
         for group in sorted(self._sizes):
             started = self._now()
             members = [gathered[TrajectoryKey(*group, i)] for i in range(self._sizes[group])]
-            prompt = members[0].prompt_ids_P
-            _, closure = self.stream.add_group(group, prompt, [member.continuation() for member in members])
+            prompt, continuations = members[0].prompt_ids_P, [member.continuation() for member in members]
+            _, closure = self.stream.add_group(group, prompt, continuations, batch_rewards)
             self.closures.append(closure)
             tokens = len(prompt) + sum(member.tokens for member in members)
             ready = max(member.ready_at for member in members)

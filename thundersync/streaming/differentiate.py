@@ -32,9 +32,16 @@ class Gradients:
 
 
 def backward(
-    outputs: Sequence[Tensor], seeds: Sequence[Tensor] | None, parameters: Sequence[Tensor], context: Sequence[Piece]
+    outputs: Sequence[Tensor],
+    seeds: Sequence[Tensor] | None,
+    parameters: Sequence[Tensor],
+    context: Sequence[Piece],
+    keep_graph: bool = False,
 ) -> Gradients:
-    """Gradients of sum(seeds * outputs) (of a scalar output when `seeds` is None). Frees the graph; sets no `.grad`."""
+    """Gradients of sum(seeds * outputs) (of a scalar output when `seeds` is None). Sets no `.grad`.
+
+    Frees the graph unless told to keep it.
+    """
     leaves = [leaf for piece in context for leaf in piece.leaves]
     # Where only some parameters learn, the states of the layers below them depend on nothing.
     dependent = [i for i, output in enumerate(outputs) if output.requires_grad]
@@ -42,7 +49,10 @@ def backward(
     if dependent:
         seeds = None if seeds is None else [seeds[i] for i in dependent]
         inputs = [*parameters, *leaves]
-        gradients = list(torch.autograd.grad([outputs[i] for i in dependent], inputs, seeds, allow_unused=True))
+        dependent_outputs = [outputs[i] for i in dependent]
+        gradients = list(
+            torch.autograd.grad(dependent_outputs, inputs, seeds, retain_graph=keep_graph, allow_unused=True)
+        )
     start = len(parameters)
     adjoints = []
     for piece in context:

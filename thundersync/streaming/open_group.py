@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from thundersync.objectives.objective import Objective, check_reward
 from thundersync.streaming.boundaries import Piece, cut, run_segment
 from thundersync.streaming.differentiate import Gradients, backward
-from thundersync.streaming.exact_sums import ExactSums, Rewards
+from thundersync.streaming.exact_sums import ExactSums
 from thundersync.streaming.guards import require_finite
+from thundersync.streaming.open_scope import OpenScope
 from thundersync.streaming.running_sums import NewSums, RunningSums
 from thundersync.streaming.turn_chain import TurnChain
 from thundersync.streaming.turn_graph import TurnGraph
@@ -24,15 +25,16 @@ class GroupClosure:
 
     group: Hashable
     shift: float
-    """c: the first reward bound, 0 where the objective needs none."""
+    """c: the first reward bound in the objective's scope (group or batch), 0 where it needs none."""
     rewards: tuple[float, ...]
-    """In the order in which they were bound."""
+    """Of the group, in the order in which they were bound."""
     beta: tuple[float, ...]
-    """The combination weights; (1,) where each source carried its final weight (OPD, and the reduction `direct`)."""
+    """The combination weights; (1,) where each source carried its final weight (OPD, and the reduction `direct`), empty
+    where they are known only when the batch closes."""
     folds: tuple[tuple[int, int | None], ...]
     """(trajectory, turn) in the order in which sources were folded; turn is None for a whole trajectory."""
     prompt_tokens: int
-    """Tokens of the shared prompt that the closing backward pass went through."""
+    """Tokens of the shared prompt that the closing backward pass (one per basis for scope "batch") went through."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +57,8 @@ class OpenGroup:
     new_sums: NewSums
     batch: RunningSums | ExactSums
     """The batch's accumulator: takes the group's direction when it closes, or each source at once (scope `source`)."""
-    shift: float | None = None
-    exact: Rewards | None = None
-    """Exact sums only: the rewards as whole numbers."""
+    scope: OpenScope
+    """The group's own, or the batch's."""
     rewards: list[float] = field(default_factory=list)
     folds: list[tuple[int, int | None]] = field(default_factory=list)
     bound: set[int] = field(default_factory=set)
@@ -68,7 +69,6 @@ class OpenGroup:
     """Trajectories that are growing turn by turn, run forward only (`turn_forward`)."""
     waiting: dict[int, Held] = field(default_factory=dict)
     """Trajectories that are differentiated and wait for their reward (`content`)."""
-    sums: RunningSums | ExactSums | None = None
     _prompt_states: tuple[Tensor, ...] = ()
     _prompt: Piece | None = None
 
@@ -95,10 +95,10 @@ class OpenGroup:
 
     def phi(self, reward: float | None, name: str) -> Sequence[float]:
         """Basis weights of a source: of the objective, or (R, 1) over the group's common denominator."""
-        if self.exact is None or self.objective.bases == 1:
-            return self.objective.phi(reward, reward if self.shift is None else self.shift)
-        numerator, factor = self.exact.admit(reward, name)
-        for sums in (self.sums, self._prompt and self._prompt.adjoints):
+        if self.scope.exact is None or self.objective.bases == 1:
+            return self.objective.phi(reward, reward if self.scope.shift is None else self.scope.shift)
+        numerator, factor = self.scope.exact.admit(reward, name)
+        for sums in (self.scope.sums, self._prompt and self._prompt.adjoints):
             if sums is not None and factor > 1:
                 sums.rescale(0, factor)
         return numerator, 1
@@ -107,26 +107,27 @@ class OpenGroup:
         """Counts a trajectory as complete. Its reward enters the group's statistics even if nothing was scored."""
         if self.objective.needs_reward:
             reward = check_reward(reward, self.name(trajectory))
-            if self.exact is not None and self.objective.bases > 1:
+            if self.scope.exact is not None and self.objective.bases > 1:
                 numerator, _ = self.phi(reward, self.name(trajectory))
-                self.exact.numerators.append(numerator)
+                self.scope.exact.numerators.append(numerator)
             self.rewards.append(reward)
-            if self.shift is None:
-                self.shift = self.rewards[0]
+            self.scope.bind(reward)
         self.bound.add(trajectory)
 
     def fold(self, phi: Sequence[float], gradients: Gradients, context: Sequence[Piece]) -> None:
         """Adds phi_b H_i to each running sum, boundary adjoints included."""
-        if self.sums is None:
+        if self.scope.sums is None:
             by_source = self.objective.scope == "source"
-            self.sums = self.batch if by_source else self.new_sums(self.parameters, self.objective.bases)
-        self.sums.fold(phi, gradients.parameters)
+            self.scope.sums = self.batch if by_source else self.new_sums(self.parameters, self.objective.bases)
+        self.scope.sums.fold(phi, gradients.parameters)
         for piece, adjoints in zip(context, gradients.adjoints, strict=True):
             piece.fold(phi, adjoints, self.new_sums)
 
     def close(self) -> GroupClosure:
         """Combines the sums, sends the combined adjoints through the shared prompt, and lets go of everything.
 
+        With scope "batch" beta is not known yet. The prompt's backward pass is linear in the adjoints, so each basis
+        passes through it alone and joins the batch's running sums: no graph and no adjoint waits for the batch.
         Raises RuntimeError while trajectories are missing or owe adjoints; the group then stays open.
         """
         growing = [f"{i} ({len(turns)} turns)" for i, turns in sorted((self.chains | self.graphs).items())]
@@ -135,19 +136,26 @@ class OpenGroup:
         missing = sorted(set(range(self.size)) - self.bound)
         if missing:
             raise RuntimeError(f"group {self.key} has {len(self.bound)} of {self.size} trajectories, without {missing}")
-        c = self.shift or 0.0
-        beta, *factor = self._combination(c)
-        if any(beta) and self.sums is not None:
-            if self.objective.scope == "group":
-                self.batch.fold((1.0,), self.sums.combine(beta, *factor))
-            self._backward_through_prompt(beta, *factor)
-        prompt_tokens = 0 if self._prompt is None or not any(beta) else len(self.prompt_ids_P) - 1
-        self._prompt, self._prompt_states, self.sums = None, (), None
+        c, bases = self.scope.shift or 0.0, self.objective.bases
+        beta: tuple[float, ...] = ()
+        factor: list[float] = []
+        prompt_tokens = 0
+        if self.objective.scope == "batch":
+            for b in range(bases):
+                unit = tuple(float(a == b) for a in range(bases))
+                prompt_tokens += self._backward_through_prompt((unit,), self.scope.sums, unit, keep_graph=b + 1 < bases)
+        else:
+            beta, *factor = self._combination(c)
+            if any(beta) and self.scope.sums is not None:
+                if self.objective.scope == "group":
+                    self.batch.fold((1.0,), self.scope.sums.combine(beta, *factor))
+                prompt_tokens = self._backward_through_prompt((beta, *factor), self.batch, (1.0,))
+        self._prompt, self._prompt_states, self.scope = None, (), OpenScope()
         return GroupClosure(
             group=self.key,
             shift=c,
             rewards=tuple(self.rewards),
-            beta=tuple(b * sum(factor, 0.0) for b in beta) if factor else beta,
+            beta=tuple(b * f for f in factor for b in beta) or beta,
             folds=tuple(self.folds),
             prompt_tokens=prompt_tokens,
         )
@@ -158,18 +166,22 @@ class OpenGroup:
         Every objective with two bases has beta = scale (1, -mean(d)), and a scale that is a function of the rewards as
         a set, to the last bit when c does not depend on who came first.
         """
-        if self.exact is None or self.objective.bases == 1:
+        if self.scope.exact is None or self.objective.bases == 1:
             return (self.objective.beta(self.rewards, c),)
         scale = self.objective.beta(self.rewards, 0.0)[0]
-        return self.exact.combination(scale) if scale else ((0, 0), 0.0)
+        return self.scope.exact.combination(scale) if scale else ((0, 0), 0.0)
 
-    def _backward_through_prompt(self, beta: Sequence[float], *factor: float) -> None:
+    def _backward_through_prompt(
+        self, combination: tuple, sums: RunningSums | ExactSums, phi: Sequence[float], keep_graph: bool = False
+    ) -> int:
+        """Folds the gradient of the adjoints' combination into `sums`; returns the tokens it went through."""
         if self._prompt is None or self._prompt.adjoints is None:
-            return
+            return 0
         seeds = [
             adjoint.to(state)
-            for adjoint, state in zip(self._prompt.adjoints.combine(beta, *factor), self._prompt_states, strict=True)
+            for adjoint, state in zip(self._prompt.adjoints.combine(*combination), self._prompt_states, strict=True)
         ]
-        gradients = backward(self._prompt_states, seeds, self.parameters, [])
+        gradients = backward(self._prompt_states, seeds, self.parameters, [], keep_graph)
         require_finite(gradients.parameters, f"group {self.key}, shared prompt")
-        self.batch.fold((1.0,), gradients.parameters)
+        sums.fold(phi, gradients.parameters)
+        return len(self.prompt_ids_P) - 1

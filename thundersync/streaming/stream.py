@@ -28,6 +28,7 @@ from thundersync.streaming.differentiate import differentiate, packs
 from thundersync.streaming.exact_sums import ExactSums, Grid, Rewards
 from thundersync.streaming.guards import FixedParameters, require_finite, require_no_dropout
 from thundersync.streaming.open_group import GroupClosure, Held, OpenGroup
+from thundersync.streaming.open_scope import OpenScope
 from thundersync.streaming.running_sums import RunningSums
 from thundersync.streaming.scores import Segment, SourceStatistics, make_segment
 from thundersync.streaming.turn_chain import TurnChain
@@ -75,6 +76,8 @@ class GradientStream:
         graph_bytes: int | None = None,
     ) -> None:
         self.model, self.objective, self.dtype, self.run_tokens = model, objective, dtype, run_tokens
+        if grid is not None and objective.scope == "batch":
+            raise ValueError(f"exact sums do not cover {objective.name}, whose weights depend on the whole batch")
         self.grid = grid
         self.graphs = GraphMemory(budget=graph_bytes)
         named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -84,6 +87,8 @@ class GradientStream:
         self._parameters = [p for _, p in named]
         self._fixed: FixedParameters | None = None
         self._sums: RunningSums | ExactSums | None = None
+        self._scope = OpenScope()
+        """Of the batch, for an objective of scope "batch"; unused otherwise."""
         self._groups: dict[Hashable, OpenGroup] = {}
         self._closed: set[Hashable] = set()
         self.statistics = SourceStatistics()
@@ -108,8 +113,9 @@ class GradientStream:
     def open_group(self, group: Hashable, *, size: int, prompt_ids: Any, shift: float | None = None) -> None:
         """Registers a group of `size` trajectories that continue `prompt_ids`. Allocates nothing yet.
 
-        `shift` fixes c of Equation 7; by default it is the first reward bound. Raises ValueError for a group that
-        is known already, an empty prompt or a size that the objective refuses.
+        `shift` fixes c of Equation 7; by default it is the first reward bound in the objective's scope. Raises
+        ValueError for a group that is known already, an empty prompt, a size that the objective refuses, or another
+        shift than the batch has where that is the scope.
         """
         self._require_open()
         if group in self._groups or group in self._closed:
@@ -118,6 +124,12 @@ class GradientStream:
         prompt_ids_P = torch.as_tensor(prompt_ids, device=self._parameters[0].device).long().reshape(-1)
         if not len(prompt_ids_P):
             raise ValueError(f"group {group}: the prompt is empty, so the first token has no distribution")
+        exact = None if self.grid is None else Rewards()
+        scope = self._scope if self.objective.scope == "batch" else OpenScope(exact=exact)
+        if shift is not None:
+            if scope.shift not in (None, shift):
+                raise ValueError(f"group {group}: the batch has one shift for all groups, {scope.shift}, not {shift}")
+            scope.shift = shift
         self._groups[group] = OpenGroup(
             key=group,
             size=size,
@@ -126,8 +138,7 @@ class GradientStream:
             parameters=self._parameters,
             new_sums=self._new_sums,
             batch=self._sums,
-            shift=shift,
-            exact=None if self.grid is None else Rewards(),
+            scope=scope,
         )
 
     def add_trajectory(self, group: Hashable, trajectory: int, source: Continuation) -> SourceStatistics:
@@ -279,26 +290,39 @@ class GradientStream:
         return again
 
     def close_group(self, group: Hashable) -> GroupClosure:
-        """Combines the group's sums (Equation 7) and runs one backward pass through the shared prompt."""
+        """Combines the group's sums (Equation 7) and runs one backward pass through the shared prompt.
+
+        With scope "batch" the sums stay open for the other groups, and each basis takes a backward pass of its own.
+        """
         closure = self._group(group).close()
         self._closed.add(group)
         del self._groups[group]
         return closure
 
     def add_group(
-        self, group: Hashable, prompt_ids: Any, continuations: Sequence[Continuation]
+        self,
+        group: Hashable,
+        prompt_ids: Any,
+        continuations: Sequence[Continuation],
+        batch_rewards: Sequence[float] | None = None,
     ) -> tuple[SourceStatistics, GroupClosure]:
         """A complete group at once (reduction `direct`): its weights are known, so they multiply the scores directly.
 
         `continuations` are the group's trajectories 0, 1, ...; they share forward passes of at most `run_tokens` padded
-        tokens. One running gradient, no sums per basis; the prompt is differentiated once. Raises as `add_trajectory`.
+        tokens. One running gradient, no sums per basis; the prompt is differentiated once. An objective of scope
+        "batch" also needs `batch_rewards`, those of all trajectories of the batch, over all ranks. Raises as
+        `add_trajectory`, and ValueError without them.
         """
+        by_batch = self.objective.scope == "batch"
+        if by_batch and batch_rewards is None:
+            raise ValueError(f"group {group}: {self.objective.name} weights it by the whole batch: give batch_rewards")
         self.open_group(group, size=len(continuations), prompt_ids=prompt_ids)
         opened = self._groups[group]
         rewards = [c.reward for c in continuations]
         if self.objective.needs_reward:
             rewards = [check_reward(r, opened.name(i)) for i, r in enumerate(rewards)]
-        opened.objective = Settled(self.objective, rewards)
+        opened.objective = Settled(self.objective, batch_rewards if by_batch else rewards)
+        opened.scope = OpenScope(shift=opened.objective.shift)
         last = int(opened.prompt_ids_P[-1])
         segments = [self._segment(opened.name(i), last, continuation) for i, continuation in enumerate(continuations)]
         total = SourceStatistics()
@@ -322,15 +346,24 @@ class GradientStream:
         divisor = self.objective.divisor(scored_tokens)  # Equation 9: unnormalised until here, divided once
         return {name: tensor.div_(divisor) for name, tensor in sums.items()}
 
-    def close_sums(self) -> tuple[dict[str, Tensor], int]:
-        """As `close`, but undivided and with this rank's scored tokens: ranks add both up, then divide once."""
-        return self._drain(lambda scored_tokens: 1.0)
+    def close_sums(self, batch_rewards: Sequence[float] | None = None) -> tuple[dict[str, Tensor], int]:
+        """As `close`, but undivided and with this rank's scored tokens: ranks add both up, then divide once.
+
+        An objective of scope "batch" also needs the `batch_rewards` of all ranks together.
+        """
+        return self._drain(lambda scored_tokens: 1.0, batch_rewards)
+
+    @property
+    def batch_rewards(self) -> tuple[float, ...]:
+        """What has been bound to the open batch on this rank, where the objective's scope is the batch."""
+        return tuple(self._scope.rewards)
 
     def abort(self) -> None:
         """Lets go of an open batch without an update."""
         self._groups.clear()
         self._closed.clear()
         self._sums = self._fixed = None
+        self._scope = OpenScope()
 
     def _new_sums(self, like: Sequence[Tensor], bases: int) -> RunningSums | ExactSums:
         return RunningSums(like, bases, self.dtype) if self.grid is None else ExactSums(like, bases, self.grid)
@@ -392,7 +425,9 @@ class GradientStream:
         self.statistics += statistics
         return Held(gradients, context), statistics, states
 
-    def _drain(self, check: Callable[[int], float]) -> tuple[dict[str, Tensor], int]:
+    def _drain(
+        self, check: Callable[[int], float], batch_rewards: Sequence[float] | None = None
+    ) -> tuple[dict[str, Tensor], int]:
         """The batch's sums, after every guard; the stream holds nothing afterwards."""
         self._require_open()
         if self._groups:
@@ -400,6 +435,11 @@ class GradientStream:
         self._fixed.check_values()
         scored_tokens = self.statistics.scored_tokens
         check(scored_tokens)
+        scope = self._scope
+        if scope.sums is not None:
+            beta = self.objective.beta(scope.rewards if batch_rewards is None else batch_rewards, scope.shift)
+            if any(beta):
+                self._sums.fold((1.0,), scope.sums.combine(beta))
         sums = {n: s.to(self.dtype) for n, s in zip(self._names, self._sums.combine((1.0,)), strict=True)}
         self.abort()
         return sums, scored_tokens
