@@ -55,6 +55,19 @@ class OpenGroup:
     _prompt_states: tuple[Tensor, ...] = ()
     _prompt: Piece | None = None
 
+    @property
+    def sums_bytes(self) -> int:
+        """Of the running sums over parameters that are this group's own."""
+        return 0 if self.sums is None or self.sums is self.batch else self.sums.nbytes
+
+    @property
+    def adjoint_bytes(self) -> int:
+        """Of the running sums over boundary adjoints: the prompt's and those of growing trajectories."""
+        pieces = [piece for chain in self.chains.values() for piece in chain.pieces]
+        if self._prompt is not None:
+            pieces.append(self._prompt)
+        return sum(piece.adjoints.nbytes for piece in pieces if piece.adjoints is not None)
+
     def name(self, trajectory: int, turn: int | None = None) -> str:
         whole = f"group {self.key}, trajectory {trajectory}"
         return whole if turn is None else f"{whole}, turn {turn}"

@@ -26,6 +26,7 @@ from thundersync.objectives.objective import Objective, Settled, check_reward
 from thundersync.streaming.boundaries import Piece
 from thundersync.streaming.differentiate import differentiate, packs
 from thundersync.streaming.guards import FixedParameters, require_finite, require_no_dropout
+from thundersync.streaming.host_memory import HostMemory
 from thundersync.streaming.open_group import GroupClosure, OpenGroup
 from thundersync.streaming.running_sums import RunningSums
 from thundersync.streaming.scores import Segment, SourceStatistics, make_segment
@@ -75,6 +76,8 @@ class GradientStream:
         self._closed: set[Hashable] = set()
         self.statistics = SourceStatistics()
         """Of all sources since the batch was opened."""
+        self.memory = HostMemory()
+        """Of the running sums: now, and the peak since the batch was opened."""
 
     @property
     def is_open(self) -> bool:
@@ -91,6 +94,8 @@ class GradientStream:
         self._fixed = FixedParameters(self._parameters)
         self._sums = RunningSums(self._parameters, 1, self.dtype)
         self.statistics = SourceStatistics()
+        self.memory = HostMemory()
+        self._measure()
 
     def open_group(self, group: Hashable, *, size: int, prompt_ids: Any, shift: float | None = None) -> None:
         """Registers a group of `size` trajectories that continue `prompt_ids`. Allocates nothing yet.
@@ -177,6 +182,7 @@ class GradientStream:
                 require_finite(gradients.tensors, f"{opened.name(trajectory)}, deferred adjoints")
                 opened.fold((1.0,), gradients, prompt, self.dtype)
                 replayed += tokens
+                self._measure()
         opened.bind(trajectory, None)
         return replayed
 
@@ -185,6 +191,7 @@ class GradientStream:
         closure = self._group(group).close()
         self._closed.add(group)
         del self._groups[group]
+        self._measure()
         return closure
 
     def add_group(
@@ -224,15 +231,26 @@ class GradientStream:
         divisor = self.objective.divisor(scored_tokens)  # Equation 9: unnormalised until here, divided once
         return {name: tensor.div_(divisor) for name, tensor in sums.items()}
 
-    def close_sums(self) -> tuple[dict[str, Tensor], int]:
-        """As `close`, but undivided and with this rank's scored tokens: ranks add both up, then divide once."""
-        return self._drain(lambda scored_tokens: 1.0)
+    def close_sums(self, add_up: Callable[[Tensor], None] | None = None) -> tuple[dict[str, Tensor], int]:
+        """As `close`, but undivided and with this rank's scored tokens: ranks add both up, then divide once.
+
+        `add_up` adds up a flat buffer over ranks, in place. What it raises leaves the batch open.
+        """
+        return self._drain(lambda scored_tokens: 1.0, add_up)
+
+    def require_closable(self) -> None:
+        """Raises RuntimeError when no batch is open, a group still is, or the parameters changed."""
+        self._require_open()
+        if self._groups:
+            raise RuntimeError(f"groups are still open: {', '.join(map(str, self._groups))}; close_group() each first")
+        self._fixed.check_values()
 
     def abort(self) -> None:
         """Lets go of an open batch without an update."""
         self._groups.clear()
         self._closed.clear()
         self._sums = self._fixed = None
+        self._measure()
 
     def _require_open(self) -> None:
         if not self.is_open:
@@ -275,16 +293,26 @@ class GradientStream:
             require_finite(gradients.tensors, name)
             opened.fold(phi, gradients, context, self.dtype)
         self.statistics += statistics
+        self._measure()
         return statistics, states
 
-    def _drain(self, check: Callable[[int], float]) -> tuple[dict[str, Tensor], int]:
+    def _measure(self) -> None:
+        opened = self._groups.values()
+        self.memory.record(
+            sums=(0 if self._sums is None else self._sums.nbytes) + sum(group.sums_bytes for group in opened),
+            adjoints=sum(group.adjoint_bytes for group in opened),
+            groups=sum(group.sums_bytes > 0 for group in opened),
+        )
+
+    def _drain(
+        self, check: Callable[[int], float], add_up: Callable[[Tensor], None] | None = None
+    ) -> tuple[dict[str, Tensor], int]:
         """The batch's sums, after every guard; the stream holds nothing afterwards."""
-        self._require_open()
-        if self._groups:
-            raise RuntimeError(f"groups are still open: {', '.join(map(str, self._groups))}; close_group() each first")
-        self._fixed.check_values()
+        self.require_closable()
         scored_tokens = self.statistics.scored_tokens
         check(scored_tokens)
+        if add_up is not None:
+            self._sums.reduce(add_up)
         sums = dict(zip(self._names, self._sums.combine((1.0,)), strict=True))
         self.abort()
         return sums, scored_tokens
