@@ -61,7 +61,7 @@ class RankGroup:
         return replace(batch, groups=own)
 
     def shard(self, numel: int, rank: int | None = None) -> slice:
-        """Which of `numel` flat elements a rank (by default this one) holds: contiguous, all of equal size but the last."""
+        """Which of `numel` flat elements a rank (by default this one) holds; the last shards may be shorter."""
         width = -(-numel // self.size)
         start = min(numel, width * (self.rank if rank is None else rank))
         return slice(start, min(numel, start + width))
