@@ -17,6 +17,15 @@ from thundersync.streaming.running_sums import RunningSums
 GROUPS, SIZE = 3, 2
 
 
+@pytest.fixture
+def only_new_objects():
+    """Takes what is alive already out of `gc.get_objects`: a session's worth of objects takes long to go through."""
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 def live_buffers(numbers: int) -> int:
     """Bytes of all storages of that many FP32 numbers, found without asking the stream."""
     storages = {}
@@ -44,14 +53,12 @@ def add(stream: GradientStream, name: int, group, trajectory: int) -> None:
 
 @pytest.mark.parametrize("objective", [GRPO(prompts=GROUPS), OPD()], ids=lambda o: o.name)
 @pytest.mark.parametrize("together", [1, 3], ids=lambda k: f"k={k}")
-def test_measured_sums_are_those_of_the_formula(objective, together, monkeypatch):
+def test_measured_sums_are_those_of_the_formula(objective, together, monkeypatch, only_new_objects):
     """`together` groups are open at a time; buffers are counted at rest and inside every fold, also while closing."""
     model = tiny_model()
     P = sum(p.numel() for p in model.parameters())
     rng = np.random.default_rng(0)
     groups = [random_group(rng, SIZE) for _ in range(GROUPS)]
-    gc.collect()
-    gc.freeze()  # what is alive already need not be looked at again
     stream, seen = GradientStream(model, objective), []
     fold = RunningSums.fold
 
@@ -81,7 +88,6 @@ def test_measured_sums_are_those_of_the_formula(objective, together, monkeypatch
     stream.close()
     gc.collect()
     assert live_buffers(P) == stream.memory.sums == 0
-    gc.unfreeze()
 
 
 def test_nothing_is_live_after_closing_or_aborting():
