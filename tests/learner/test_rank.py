@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import count
-
-import numpy as np
 import pytest
 import torch
-from transformers.models.qwen3 import Qwen3Config
+from learner_parts import GROUPS, SIZE, direct_update, make_batch, make_events, make_rank, stream_update, without_turns
 
-from thundersync.batch import GroupKey, GroupPlan, LogicalBatch, SourceKey, Task, Trajectory, TrajectoryKey, Turn
-from thundersync.learner.optimizer import AdamWSettings
+from thundersync.batch import SourceKey
 from thundersync.learner.policy import load_policy
-from thundersync.learner.rank import LearnerRank
 from thundersync.objectives import GRPO, OPD, REINFORCE, RLOO, DrGRPO
 from thundersync.policy_hash import policy_hash
-from thundersync.ports import ContentReady, Event, RewardReady, TurnReady
+from thundersync.ports import ContentReady, RewardReady, TurnReady
 
-VOCAB, GROUPS, SIZE = 31, 2, 3
 OBJECTIVES = [
     GRPO(prompts=GROUPS),
     DrGRPO(prompts=GROUPS, length=4),
@@ -26,98 +19,6 @@ OBJECTIVES = [
     REINFORCE(trajectories=GROUPS * SIZE),
     OPD(),
 ]
-TASK = Task(task_id="t", split_group="s", instruction="i")
-
-
-def make_rank(objective=None, dtype=torch.float32, learning_rate=1e-2) -> LearnerRank:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        vocab_size=VOCAB,
-        tie_word_embeddings=True,
-        initializer_range=0.3,
-    )
-    ticks = count()
-    model = load_policy(config, dtype=dtype)
-    settings = AdamWSettings(learning_rate=learning_rate)
-    return LearnerRank(model, objective or GRPO(prompts=GROUPS), settings, now=lambda: float(next(ticks)))
-
-
-def make_batch(update: int) -> LogicalBatch:
-    groups = tuple(GroupPlan(key=GroupKey(update, g), task=TASK, size=SIZE) for g in range(GROUPS))
-    return LogicalBatch(update=update, groups=groups)
-
-
-def without_turns(key: TrajectoryKey) -> Trajectory:
-    prompt = np.array([1, 2], np.int32)
-    return Trajectory(
-        key=key, task_id="t", prompt_ids_P=prompt, turns=(), reward=None, success=None, outcome="context_limit"
-    )
-
-
-def make_events(update: int) -> list[Event]:
-    """Turn, content and reward events of every trajectory, in a readiness order that mixes the groups."""
-    rng = np.random.default_rng(update)
-    prompts = [rng.integers(0, VOCAB, 6).astype(np.int32) for _ in range(GROUPS)]
-    events: list[Event] = []
-    for key in rng.permutation(make_batch(update).keys).tolist():
-        key = TrajectoryKey(*key)
-        turns = []
-        for t in range(int(rng.integers(1, 4))):
-            action = rng.integers(0, VOCAB, int(rng.integers(1, 6))).astype(np.int32)
-            turn = Turn(
-                context_ids_C=rng.integers(0, VOCAB, 3 if t else 0).astype(np.int32),
-                action_ids_A=action,
-                logprobs_A=-rng.random(len(action)).astype(np.float32),
-                versions_A=np.full(len(action), update, np.int32),
-            )
-            turns.append(turn)
-            teacher = -rng.random(len(action)).astype(np.float32)
-            prompt = prompts[key.group]
-            events.append(
-                TurnReady(key=key.turn(t), prompt_ids_P=prompt, turn=turn, teacher_logprobs_A=teacher, at=1.0)
-            )
-        trajectory = Trajectory(
-            key=key,
-            task_id="t",
-            prompt_ids_P=prompts[key.group],
-            turns=tuple(turns),
-            reward=float(rng.integers(0, 4)) / 3,
-            success=None,
-            outcome="submitted",
-        )
-        events.append(ContentReady(trajectory=replace(trajectory, reward=None), at=2.0))
-        events.append(RewardReady(trajectory=trajectory, at=3.0))
-    return events
-
-
-def stream_update(rank: LearnerRank, update: int):
-    """One update as the schedules drive it, source by source."""
-    rank.open(make_batch(update))
-    left = {GroupKey(update, g): SIZE for g in range(GROUPS)}
-    receipts = []
-    for event in make_events(update):
-        closes = ContentReady if rank.objective.source == "turn" else RewardReady
-        if isinstance(event, closes):
-            learn = rank.close_trajectory if closes is ContentReady else rank.learn_trajectory
-            receipts.append(learn(event))
-            left[event.key.group_key] -= 1
-            if not left[event.key.group_key]:
-                receipts.append(rank.close_group(event.key.group_key))
-        elif isinstance(event, TurnReady) and closes is ContentReady:
-            receipts.append(rank.learn_turn(event))
-    return receipts, rank.step()
-
-
-def direct_update(rank: LearnerRank, update: int, events=None):
-    rank.open(make_batch(update))
-    receipts = rank.learn_batch(make_events(update) if events is None else events)
-    return receipts, rank.step()
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: o.name)

@@ -1,13 +1,16 @@
 """One learner rank: a model, its gradient stream and its optimizer, behind the calls of the Learner port.
 
 Synchronous and without Ray; `cluster/` wraps it into an actor. Each call returns when its work is done, with a receipt.
+Several ranks share a batch by whole groups: sources go to the rank that owns their group (`RankGroup.owner`), while
+`open`, `step`, `save`, `load` and `abort` go to all; `step` and `save` wait for each other.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +23,29 @@ from thundersync.batch import GroupKey, Ledger, LogicalBatch, SourceKey, Traject
 from thundersync.learner.gather import Gathered, gather_trajectories, gather_turns
 from thundersync.learner.optimizer import AdamWSettings, MasterAdamW
 from thundersync.learner.policy import served_tensors
+from thundersync.learner.ranks import ALONE, RankGroup, require_agreement
 from thundersync.objectives.objective import Objective
 from thundersync.policy_hash import policy_hash
 from thundersync.ports import ContentReady, Event, Receipt, RewardReady, StepReport, TurnReady
-from thundersync.streaming import Continuation, GradientStream, Grid, GroupClosure
+from thundersync.streaming import Continuation, GradientStream, Grid, GroupClosure, SourceStatistics
 
 POLICY_FILE, OPTIMIZER_FILE, STATE_FILE = "policy.safetensors", "optimizer.safetensors", "learner.json"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Where a rank stands before a step; all ranks must stand at the same place."""
+
+    version: int
+    policy: str
+    """Hash of the parameters at that version."""
+    batch: str
+    objective: str
+    optimizer: str
+
+
 class LearnerRank:
-    """Learns one logical batch at a time.
+    """Learns one logical batch at a time: its own groups of it, where there are other ranks.
 
     version    k of the model's parameters as given
     now        seconds on the training clock
@@ -45,14 +61,15 @@ class LearnerRank:
         settings: AdamWSettings,
         *,
         now: Callable[[], float],
-        rank: int = 0,
+        ranks: RankGroup = ALONE,
         version: int = 0,
         run_tokens: int = 1024,
         grid: Grid | None = None,
         graph_bytes: int | None = None,
     ) -> None:
-        self.model, self.objective, self.rank, self.version = model, objective, rank, version
-        self.optimizer = MasterAdamW(model, settings)
+        self.model, self.objective, self.version = model, objective, version
+        self.ranks, self.rank = ranks, ranks.rank
+        self.optimizer = MasterAdamW(model, settings, ranks)
         self.stream = GradientStream(
             model, objective, dtype=_sums_dtype(model), run_tokens=run_tokens, grid=grid, graph_bytes=graph_bytes
         )
@@ -62,6 +79,8 @@ class LearnerRank:
         self._sizes: dict[GroupKey, int] = {}
         self._opened: set[GroupKey] = set()
         self._ledger: Ledger | None = None
+        self._batch: LogicalBatch | None = None
+        self._policy_hash = policy_hash(self.weights())
 
     def open(self, batch: LogicalBatch) -> None:
         """Opens a logical batch at the current parameters.
@@ -74,8 +93,9 @@ class LearnerRank:
             self.objective.check_group_size(plan.size, plan.key)
         self.stream.open()
         self.closures = []
-        self._ledger = Ledger(batch)
-        self._sizes = {plan.key: plan.size for plan in batch.groups}
+        share = self.ranks.share(batch)
+        self._batch, self._ledger = batch, Ledger(share)
+        self._sizes = {plan.key: plan.size for plan in share.groups}
         self._opened = set()
 
     def learn_trajectory(self, event: RewardReady) -> Receipt:
@@ -145,7 +165,7 @@ class LearnerRank:
         for key in gathered:
             self._ledger.close(key)
         self._ledger.require_complete()
-        batch_rewards = [gathered[key].reward for key in sorted(gathered)]
+        batch_rewards = self._over_ranks([gathered[key].reward for key in sorted(gathered)])
         receipts = []
         for group in sorted(self._sizes):
             started = self._now()
@@ -159,16 +179,22 @@ class LearnerRank:
         return receipts
 
     def step(self) -> StepReport:
-        """Divides, clips, one optimizer step. Raises while a group is open; parameters and version then stay."""
+        """Adds up over the ranks, divides, clips, one optimizer step.
+
+        Raises while a group is open, and RanksRefused on all ranks when one of them cannot step or stands elsewhere;
+        parameters and version then stay.
+        """
         started = self._now()
-        self._ledger.require_complete()
-        statistics = self.stream.statistics
+        statistics = self._agree_to_step()
+        sums, _ = self.stream.close_sums(self.ranks.sum_, batch_rewards=self._over_ranks(self.stream.batch_rewards))
         divisor = self.objective.divisor(statistics.scored_tokens)
-        norms = self.optimizer.step(self.stream.close())
+        # Equation 9: unnormalised until here, divided once, by the count over all ranks.
+        norms = self.optimizer.step({name: tensor.div_(divisor) for name, tensor in sums.items()})
         self.version += 1
+        self._policy_hash = policy_hash(self.weights())
         return StepReport(
             version=self.version,
-            policy_hash=policy_hash(self.weights()),
+            policy_hash=self._policy_hash,
             started_at=started,
             ended_at=self._now(),
             divisor=divisor,
@@ -189,16 +215,12 @@ class LearnerRank:
     def save(self, directory: str | Path) -> None:
         """Writes the learner's whole state at an optimizer boundary: policy, masters, moments, version.
 
-        Raises RuntimeError while a batch is open.
+        Rank 0 writes it, in the form of one rank: any number of ranks can load it. Raises RuntimeError while a batch is
+        open.
         """
-        if self.stream.is_open:
-            raise RuntimeError("a batch is open: the learner's state is saved at optimizer boundaries only")
-        folder = Path(directory)
-        folder.mkdir(parents=True, exist_ok=True)
-        save_file(self.weights(), folder / POLICY_FILE)
-        save_file(self.optimizer.state(), folder / OPTIMIZER_FILE)
-        state = {"version": self.version, "policy_hash": policy_hash(self.weights())}
-        (folder / STATE_FILE).write_text(json.dumps(state, indent=1) + "\n")
+        self.ranks.together(self._require_no_open_batch)
+        optimizer, folder = self.optimizer.state(), Path(directory)
+        self.ranks.together(lambda: self._write(folder, optimizer) if self.rank == 0 else None)
 
     def load(self, directory: str | Path) -> None:
         """Restores what `save` wrote, bit for bit. Raises ValueError for a policy without its recorded hash."""
@@ -214,17 +236,59 @@ class LearnerRank:
         for name, tensor in own.items():
             tensor.copy_(saved[name])
         self.optimizer.load_state(load_file(folder / OPTIMIZER_FILE))
-        self.version = state["version"]
+        self.version, self._policy_hash = state["version"], state["policy_hash"]
 
     def abort(self) -> None:
         """Lets go of an open batch without an update."""
         self.stream.abort()
-        self._ledger = None
+        self._ledger = self._batch = None
+
+    def _over_ranks(self, rewards: Sequence[float | None]) -> list[float | None]:
+        """The rewards of the whole batch, where the objective weights by them; this rank's own otherwise."""
+        if self.objective.scope != "batch":
+            return list(rewards)
+        return [reward for own in self.ranks.gather(list(rewards)) for reward in own]
+
+    def _agree_to_step(self) -> SourceStatistics:
+        """Statistics over all ranks, once each has said that it can step, and from where. Nothing is reduced before."""
+        everything = self.ranks.together(lambda: (self._standing(), self.stream.statistics))
+        for field in fields(Standing):
+            require_agreement(field.name, [getattr(standing, field.name) for standing, _ in everything])
+        total = sum((statistics for _, statistics in everything), SourceStatistics())
+        divisors = self.ranks.together(lambda: self.objective.divisor(total.scored_tokens))
+        require_agreement("divisor", divisors)
+        return total
+
+    def _standing(self) -> Standing:
+        """Raises when this rank's share of the batch is not complete, or its stream cannot close."""
+        if self._ledger is not None:
+            self._ledger.require_complete()
+        self.stream.require_closable()
+        members = repr([(plan.key, plan.size) for plan in self._batch.groups])
+        return Standing(
+            version=self.version,
+            policy=self._policy_hash,
+            batch=f"{len(self._batch.groups)} groups, sha256 {hashlib.sha256(members.encode()).hexdigest()[:16]}",
+            objective=repr(self.objective),
+            optimizer=repr(self.optimizer.settings),
+        )
+
+    def _require_no_open_batch(self) -> None:
+        if self.stream.is_open:
+            raise RuntimeError("a batch is open: the learner's state is saved at optimizer boundaries only")
+
+    def _write(self, folder: Path, optimizer: dict[str, Tensor]) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(self.weights(), folder / POLICY_FILE)
+        save_file(optimizer, folder / OPTIMIZER_FILE)
+        state = {"version": self.version, "policy_hash": policy_hash(self.weights())}
+        (folder / STATE_FILE).write_text(json.dumps(state, indent=1) + "\n")
 
     def _open_group(self, group: GroupKey, prompt_ids_P: np.ndarray) -> GroupKey:
         """Opens a group of the batch with its first source, whose event brings the prompt."""
         if group not in self._sizes:
-            raise ValueError(f"{group} is not part of the open batch")
+            elsewhere = "" if self.ranks.size == 1 else f", or not rank {self.rank}'s"
+            raise ValueError(f"{group} is not part of the open batch{elsewhere}")
         if group not in self._opened:
             self.stream.open_group(group, size=self._sizes[group], prompt_ids=prompt_ids_P)
             self._opened.add(group)

@@ -17,7 +17,7 @@ so equal rewards give exactly zero. Rewards need a common denominator: `Rewards`
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -75,6 +75,10 @@ class ExactSums:
         self._most_b = [0] * bases
         """An upper bound on |G_b|, kept in Python's unbounded integers."""
 
+    @property
+    def nbytes(self) -> int:
+        return sum(flat.nbytes for flat in self._flat_b)
+
     def split(self, flat: Tensor) -> list[Tensor]:
         """Views of a flat buffer, one per tensor, in their order and shapes."""
         parts = flat.split([shape.numel() for shape in self._shapes])
@@ -101,6 +105,18 @@ class ExactSums:
         self._require_room(self._most_b[basis] * factor)
         self._flat_b[basis].mul_(factor)
         self._most_b[basis] *= factor
+
+    def reduce(self, add_up: Callable[[Tensor], None]) -> None:
+        """Hands each flat buffer to `add_up`, which adds it up over ranks in place: exact, so in any order.
+
+        Raises OverflowError on all ranks alike, before any sum changes.
+        """
+        most = torch.tensor([float(most) for most in self._most_b], dtype=torch.float64)
+        add_up(most)
+        self._most_b = [math.ceil(bound) for bound in most.tolist()]
+        self._require_room(max(self._most_b))
+        for flat in self._flat_b:
+            add_up(flat)
 
     def combine(self, beta: Sequence[int], factor: float = 1.0) -> list[Tensor]:
         """factor * unit * sum_b beta_b G_b as float64 tensors in the shapes of `like`; the sum is exact."""

@@ -72,6 +72,20 @@ class OpenGroup:
     _prompt_states: tuple[Tensor, ...] = ()
     _prompt: Piece | None = None
 
+    @property
+    def waiting_bytes(self) -> int:
+        """Of the gradients that wait for their reward."""
+        held = [one.gradients for one in self.waiting.values() if one.gradients is not None]
+        return sum(tensor.nbytes for gradients in held for tensor in gradients.parameters if tensor is not None)
+
+    @property
+    def adjoint_bytes(self) -> int:
+        """Of the running sums over boundary adjoints: the prompt's and those of growing trajectories."""
+        pieces = [piece for chain in self.chains.values() for piece in chain.pieces]
+        if self._prompt is not None:
+            pieces.append(self._prompt)
+        return sum(piece.adjoints.nbytes for piece in pieces if piece.adjoints is not None)
+
     def name(self, trajectory: int, turn: int | None = None) -> str:
         whole = f"group {self.key}, trajectory {trajectory}"
         return whole if turn is None else f"{whole}, turn {turn}"

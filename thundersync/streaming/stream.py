@@ -27,6 +27,7 @@ from thundersync.streaming.boundaries import Piece
 from thundersync.streaming.differentiate import differentiate, packs
 from thundersync.streaming.exact_sums import ExactSums, Grid, Rewards
 from thundersync.streaming.guards import FixedParameters, require_finite, require_no_dropout
+from thundersync.streaming.host_memory import HostMemory
 from thundersync.streaming.open_group import GroupClosure, Held, OpenGroup
 from thundersync.streaming.open_scope import OpenScope
 from thundersync.streaming.running_sums import RunningSums
@@ -93,6 +94,8 @@ class GradientStream:
         self._closed: set[Hashable] = set()
         self.statistics = SourceStatistics()
         """Of all sources since the batch was opened."""
+        self.memory = HostMemory()
+        """Of the running sums: now, and the peak since the batch was opened."""
 
     @property
     def is_open(self) -> bool:
@@ -109,6 +112,8 @@ class GradientStream:
         self._fixed = FixedParameters(self._parameters)
         self._sums = self._new_sums(self._parameters, 1)
         self.statistics = SourceStatistics()
+        self.memory = HostMemory()
+        self._measure()
 
     def open_group(self, group: Hashable, *, size: int, prompt_ids: Any, shift: float | None = None) -> None:
         """Registers a group of `size` trajectories that continue `prompt_ids`. Allocates nothing yet.
@@ -220,6 +225,7 @@ class GradientStream:
         segment = self._segment(name, int(opened.prompt_ids_P[-1]), source)
         held, statistics, _ = self._differentiate(opened, name, [segment], [1.0], [])
         opened.waiting[trajectory] = held
+        self._measure()
         return statistics
 
     def bind_reward(self, group: Hashable, trajectory: int, reward: float) -> None:
@@ -230,9 +236,7 @@ class GradientStream:
         if trajectory not in opened.waiting:
             raise ValueError(f"{name} has no gradient that waits for a reward: add_content comes first")
         phi = opened.phi(check_reward(reward, name), name)
-        held = opened.waiting.pop(trajectory)
-        if held.gradients is not None:
-            opened.fold(phi, held.gradients, held.context)
+        self._fold(opened, phi, opened.waiting.pop(trajectory))
         opened.bind(trajectory, reward)
         opened.folds.append((trajectory, None))
 
@@ -257,7 +261,7 @@ class GradientStream:
             ):
                 self._fixed.check()
                 require_finite(gradients.tensors, f"{opened.name(trajectory)}, deferred adjoints")
-                opened.fold((1.0,), gradients, prompt)
+                self._fold(opened, (1.0,), Held(gradients, prompt))
                 replayed += tokens
         opened.bind(trajectory, None)
         return replayed
@@ -280,7 +284,7 @@ class GradientStream:
             gradients, statistics = graph.backward(self._parameters, self.objective, prompt)
             if gradients is not None:
                 require_finite(gradients.tensors, name)
-                opened.fold(phi, gradients, prompt)
+            self._fold(opened, phi, Held(gradients, prompt))
             self.statistics += statistics
         else:
             again = graph.tokens
@@ -297,6 +301,7 @@ class GradientStream:
         closure = self._group(group).close()
         self._closed.add(group)
         del self._groups[group]
+        self._measure()
         return closure
 
     def add_group(
@@ -346,17 +351,27 @@ class GradientStream:
         divisor = self.objective.divisor(scored_tokens)  # Equation 9: unnormalised until here, divided once
         return {name: tensor.div_(divisor) for name, tensor in sums.items()}
 
-    def close_sums(self, batch_rewards: Sequence[float] | None = None) -> tuple[dict[str, Tensor], int]:
+    def close_sums(
+        self, add_up: Callable[[Tensor], None] | None = None, batch_rewards: Sequence[float] | None = None
+    ) -> tuple[dict[str, Tensor], int]:
         """As `close`, but undivided and with this rank's scored tokens: ranks add both up, then divide once.
 
-        An objective of scope "batch" also needs the `batch_rewards` of all ranks together.
+        `add_up` adds up a flat buffer over ranks, in place. What it raises leaves the batch open. An objective of scope
+        "batch" also needs the `batch_rewards` of all ranks together.
         """
-        return self._drain(lambda scored_tokens: 1.0, batch_rewards)
+        return self._drain(lambda scored_tokens: 1.0, add_up, batch_rewards)
 
     @property
     def batch_rewards(self) -> tuple[float, ...]:
         """What has been bound to the open batch on this rank, where the objective's scope is the batch."""
         return tuple(self._scope.rewards)
+
+    def require_closable(self) -> None:
+        """Raises RuntimeError when no batch is open, a group still is, or the parameters changed."""
+        self._require_open()
+        if self._groups:
+            raise RuntimeError(f"groups are still open: {', '.join(map(str, self._groups))}; close_group() each first")
+        self._fixed.check_values()
 
     def abort(self) -> None:
         """Lets go of an open batch without an update."""
@@ -364,6 +379,7 @@ class GradientStream:
         self._closed.clear()
         self._sums = self._fixed = None
         self._scope = OpenScope()
+        self._measure()
 
     def _new_sums(self, like: Sequence[Tensor], bases: int) -> RunningSums | ExactSums:
         return RunningSums(like, bases, self.dtype) if self.grid is None else ExactSums(like, bases, self.grid)
@@ -399,8 +415,7 @@ class GradientStream:
     ) -> tuple[SourceStatistics, tuple[Tensor, ...]]:
         """One source, or several that share phi: forward, backward, fold. Folds all of it or nothing."""
         held, statistics, states = self._differentiate(opened, name, segments, weights, turns, keep_states)
-        if held.gradients is not None:
-            opened.fold(phi, held.gradients, held.context)
+        self._fold(opened, phi, held)
         return statistics, states
 
     def _differentiate(
@@ -425,14 +440,31 @@ class GradientStream:
         self.statistics += statistics
         return Held(gradients, context), statistics, states
 
+    def _fold(self, opened: OpenGroup, phi: Sequence[float], held: Held) -> None:
+        if held.gradients is not None:
+            opened.fold(phi, held.gradients, held.context)
+        self._measure()
+
+    def _measure(self) -> None:
+        """Notes what is alive now: sums once each, whoever shares them, and gradients that wait for a reward."""
+        opened = self._groups.values()
+        scopes = [self._scope, *(group.scope for group in opened)]
+        own = {id(scope.sums): scope.sums.nbytes for scope in scopes if scope.sums not in (None, self._sums)}
+        batch = 0 if self._sums is None else self._sums.nbytes
+        self.memory.record(
+            sums=batch + sum(own.values()) + sum(group.waiting_bytes for group in opened),
+            adjoints=sum(group.adjoint_bytes for group in opened),
+            groups=len(own),
+        )
+
     def _drain(
-        self, check: Callable[[int], float], batch_rewards: Sequence[float] | None = None
+        self,
+        check: Callable[[int], float],
+        add_up: Callable[[Tensor], None] | None = None,
+        batch_rewards: Sequence[float] | None = None,
     ) -> tuple[dict[str, Tensor], int]:
         """The batch's sums, after every guard; the stream holds nothing afterwards."""
-        self._require_open()
-        if self._groups:
-            raise RuntimeError(f"groups are still open: {', '.join(map(str, self._groups))}; close_group() each first")
-        self._fixed.check_values()
+        self.require_closable()
         scored_tokens = self.statistics.scored_tokens
         check(scored_tokens)
         scope = self._scope
@@ -440,6 +472,8 @@ class GradientStream:
             beta = self.objective.beta(scope.rewards if batch_rewards is None else batch_rewards, scope.shift)
             if any(beta):
                 self._sums.fold((1.0,), scope.sums.combine(beta))
+        if add_up is not None:
+            self._sums.reduce(add_up)
         sums = {n: s.to(self.dtype) for n, s in zip(self._names, self._sums.combine((1.0,)), strict=True)}
         self.abort()
         return sums, scored_tokens
