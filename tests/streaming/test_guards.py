@@ -82,7 +82,7 @@ def test_d3_a_group_closes_only_when_complete(grpo):
 
 def test_unreplayed_adjoints(opd):
     opd.add_turn("a", 0, source())
-    with pytest.raises(RuntimeError, match="close_trajectory\(\) is missing for trajectories 0"):
+    with pytest.raises(RuntimeError, match=r"close_trajectory\(\) is missing for trajectories 0"):
         opd.close_group("a")
 
 

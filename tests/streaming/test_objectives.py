@@ -194,7 +194,7 @@ def test_ranks_combine_their_own_sums_with_the_rewards_of_all():
     with pytest.raises(ValueError, match="the batch's 6 rewards, got 2"):
         ranks[0].close_sums()
     rewards = [reward for rank in ranks for reward in rank.batch_rewards]
-    total = sum(flat(rank.close_sums(rewards)[0]) for rank in ranks)
+    total = sum(flat(rank.close_sums(batch_rewards=rewards)[0]) for rank in ranks)
     assert relative_error(total, plain(CASES["reinforce"], groups)) < 2e-6
 
 
