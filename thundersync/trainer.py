@@ -172,6 +172,7 @@ def _run_record(config, session, workload, models, policy_hash, seconds, commit)
         budget_seconds=config.scale.budget_s,
         devices=config.scale.devices,
         device_name=config.scale.device_name,
+        core_independence=session.core_independence,
         price_usd_per_device_hour=config.scale.price_usd_per_device_hour,
         initialisation_seconds=seconds,
     )

@@ -68,6 +68,8 @@ class Findings:
 def check(subject: Subject, *, on_update: Callable[[], None] = lambda: None) -> Findings:
     """Runs every replay of the subject. `on_update` is called `replayed_updates(subject)` times."""
 
+    torch.set_num_threads(1)  # the order of additions, and so the bits, must not depend on the machine
+
     def run(variant: Variant, batches: Batches = subject.batches) -> Replay:
         return replay(subject.policy, subject.objective, subject.settings, batches, variant, on_update=on_update)
 
