@@ -8,7 +8,8 @@ V := .venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help setup sandbox test test-fast lint reproduce-fig5 reproduce-fig1 reproduce-fig6 train evaluate models \
-        validate bench-schedules notebooks constraints clean
+        validate bench-schedules bench-release \
+        equivalence-check reproduce-fig11 reproduce-fig12 notebooks constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +60,18 @@ reproduce-fig6: setup  ## Figure 6's form from the records of the main job
 
 bench-schedules: setup  ## one paired run of all schedules: step times, and the speedup beside its bound
 	$(V)/python -m experiments.bench_schedules
+
+bench-release: setup  ## learner work, tail and memory of each release policy
+	$(V)/python -m experiments.bench_release
+
+equivalence-check: setup  ## show that ThunderSync takes Sync's update, to the bit with exact sums (Appendix G)
+	$(V)/python -m experiments.equivalence
+
+reproduce-fig11: setup  ## Figure 11 where its hardware is (8 B200); refused elsewhere
+	$(V)/python -m experiments.equivalence scale=paper
+
+reproduce-fig12: setup  ## Figure 12 where its hardware is (8 H200); refused elsewhere
+	$(V)/python -m experiments.equivalence scale=paper
 
 notebooks: setup  ## execute the notebooks on the records of the main job
 	$(V)/python -m analysis.notebooks --runs runs/fig5/$(SCALE)

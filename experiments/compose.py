@@ -32,18 +32,19 @@ def compose_run(overrides: Sequence[str]) -> RunConfig:
 
 def check_overrides(overrides: Sequence[str]) -> None:
     """Raises ConfigError for an unknown key or group choice, with the valid ones, before Hydra gets to see it."""
+    plain = [o for o in overrides if not o.startswith(("-", "hydra", "+", "~")) and "=" in o]
+    settings = dict(override.split("=", 1) for override in plain)
+    chosen = []
+    for group in [key for key in settings if key in GROUPS]:
+        choices = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
+        named = settings[group].split(",")
+        if unknown := [choice for choice in named if choice not in choices]:
+            raise ConfigError(f"unknown {group} {unknown[0]!r}; valid: {', '.join(choices)}")
+        chosen.append(f"{group}={named[0]}")
     with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-        known = _flat(OmegaConf.to_container(compose("config"), resolve=False))
-    for override in overrides:
-        if override.startswith(("-", "hydra", "+", "~")) or "=" not in override:
-            continue
-        key, _, value = override.partition("=")
-        if key in GROUPS:
-            choices = sorted(path.stem for path in (CONF / key).glob("*.yaml"))
-            unknown = [choice for choice in value.split(",") if choice not in choices]
-            if unknown:
-                raise ConfigError(f"unknown {key} {unknown[0]!r}; valid: {', '.join(choices)}")
-        elif key not in known:
+        known = _flat(OmegaConf.to_container(compose("config", overrides=chosen), resolve=False))
+    for key in settings:
+        if key not in GROUPS and key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise ConfigError(f"unknown setting {key}{hint}; valid: {', '.join((*GROUPS, *sorted(known)))}")

@@ -95,6 +95,7 @@ def cell_summary(comparison: Comparison) -> dict:
         "evaluation_attempts": record.evaluation_attempts,
         "step_window": {"warmup_updates": comparison.warmup, "updates": comparison.window},
         "sync_phases_seconds": [{"R": p.rollout, "L": p.learner, "P": p.suffix} for p in comparison.phases],
+        "core_independence": min(run.record.core_independence for runs in cell.runs.values() for run in runs),
         "initialisation_seconds": {
             run.name: run.record.initialisation_seconds for runs in cell.runs.values() for run in runs
         },
@@ -171,6 +172,11 @@ def cell_lines(report: dict) -> list[str]:
             f"{cell['evaluation_attempts']} attempts; step times over {cell['step_window']['updates']} updates after "
             f"{cell['step_window']['warmup_updates']} of warm-up."
         )
+        if cell["core_independence"] < 0.9:
+            lines.append(
+                f"  The cores of this machine are not independent: while both were busy, one kept "
+                f"{cell['core_independence']:.0%} of its speed. Overlap of rollout and learner gains accordingly less."
+            )
         if target["pilot_pass3"] <= target["warm_start_pass3"]:
             lines.append(
                 "  The pilot is no better than its start, so the target is met without training and tells nothing."

@@ -26,6 +26,7 @@ FLOORS = {
     "thundersync.config": 5,
     "thundersync.cluster": 4,
     "thundersync.simulation": 4,
+    "thundersync.equivalence": 4,
     "thundersync.schedules": 3,
     "thundersync.learner": 3,
     "thundersync.rollout": 3,

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from thundersync.objectives import GRPO, OPD, REINFORCE, RLOO, DrGRPO, Objective
 from thundersync.rollout.settings import GenerationSettings
 
 Count = Annotated[int, Field(ge=1)]
@@ -25,22 +26,60 @@ class ScheduleConfig(Part):
     """Fully Async: greatest policy lag, in versions, of a token at training."""
     open_groups: Count | None = None
     """ThunderSync: the cap k of Appendix D.3 on groups that hold statistics at once; null is unbounded."""
+    waiting_rewards: Count = 1
+    """Release `content`: the cap u on gradients that are held until their reward comes."""
+    graph_bytes: Count | None = None
+    """Release `turn_forward`: most memory of the graphs that are kept; null is unbounded."""
 
 
 class ObjectiveConfig(Part):
-    name: Literal["grpo", "opd"]
-    release: Literal["trajectory", "turn_eager"]
-    """When ThunderSync releases a source: GRPO per `trajectory`, OPD per turn (`turn_eager`)."""
+    name: Literal["grpo", "dr_grpo", "rloo", "reinforce", "opd"]
+    release: Literal["trajectory", "content", "turn_eager", "turn_forward"]
+    """When learner work of a trajectory starts; `turn_eager` is for OPD, `trajectory` and `content` for the others."""
     prompts_per_update: Count
     trajectories_per_prompt: Count
+    sums: Literal["fp32", "exact"] = "fp32"
+    """Arithmetic of the running sums: `exact` gives the same bits in any order of arrival, at twice the memory."""
+    exact_exponent: int = -44
+    """Exact sums: gradient entries are rounded to multiples of 2**exact_exponent."""
     advantage_epsilon: Positive = 1e-6
+    """GRPO: stabilises the division by sigma."""
+    length: Count | None = None
+    """Dr. GRPO: the constant number of tokens that stands in place of each trajectory's own; it must be given."""
+    score: Literal["sequence", "token_mean"] = "sequence"
+    """RLOO: log-probability of the whole trajectory, or the mean of its tokens'."""
 
     @model_validator(mode="after")
-    def _release_fits(self) -> ObjectiveConfig:
-        fits = {"grpo": "trajectory", "opd": "turn_eager"}[self.name]
-        if self.release != fits:
-            raise ValueError(f"objective.release is {self.release!r}: {self.name} is released by {fits!r}")
+    def _settings_fit(self) -> ObjectiveConfig:
+        fits = ("turn_eager", "turn_forward") if self.name == "opd" else ("trajectory", "content", "turn_forward")
+        if self.release not in fits:
+            raise ValueError(f"objective.release is {self.release!r}: {self.name} is released by {' or '.join(fits)}")
+        if self.name == "dr_grpo" and self.length is None:
+            raise ValueError("objective.length is not set: Dr. GRPO divides by a constant length, in tokens")
+        compares = {"grpo": "GRPO", "dr_grpo": "Dr. GRPO", "rloo": "RLOO"}.get(self.name)
+        if compares and self.trajectories_per_prompt < 2:
+            raise ValueError(
+                f"objective.trajectories_per_prompt is 1: {compares} compares trajectories, set it to 2 or more"
+            )
+        if self.sums == "exact" and self.build().scope == "batch":
+            raise ValueError(f"objective.sums is exact: {self.name} weights by the whole batch, set it to fp32")
+        self.build()
         return self
+
+    def build(self) -> Objective:
+        """The objective that these settings describe. Raises ValueError for values that it refuses."""
+        prompts = self.prompts_per_update
+        match self.name:
+            case "grpo":
+                return GRPO(prompts=prompts, eps=self.advantage_epsilon)
+            case "dr_grpo":
+                return DrGRPO(prompts=prompts, length=self.length)
+            case "rloo":
+                return RLOO(prompts=prompts, score=self.score)
+            case "reinforce":
+                return REINFORCE(trajectories=prompts * self.trajectories_per_prompt)
+            case "opd":
+                return OPD()
 
 
 class WorkloadConfig(Part):
@@ -109,6 +148,8 @@ class RunConfig(Part):
     seed: int
     mirror: Literal["none", "tensorboard", "wandb"] = "none"
     """Where the per-update metrics are also sent, live; wandb runs offline."""
+    record_batches: bool = False
+    """Keep every event with its tokens in batches.jsonl, so that the equivalence check can replay the run."""
     schedule: ScheduleConfig
     objective: ObjectiveConfig
     workload: WorkloadConfig
@@ -116,12 +157,6 @@ class RunConfig(Part):
     optimizer: OptimizerConfig
     scale: ScaleConfig
     generation: GenerationSettings
-
-    @model_validator(mode="after")
-    def _batch_fits(self) -> RunConfig:
-        if self.objective.name == "grpo" and self.objective.trajectories_per_prompt < 2:
-            raise ValueError("objective.trajectories_per_prompt is 1: GRPO compares trajectories, set it to 2 or more")
-        return self
 
 
 class ConfigError(ValueError):

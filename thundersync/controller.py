@@ -16,7 +16,7 @@ from thundersync.journal import RunJournal
 from thundersync.mirror import open_mirror
 from thundersync.records import RunDirectory, UpdateRecord
 from thundersync.sampler import TaskSampler
-from thundersync.schedules import SCHEDULES, Parts
+from thundersync.schedules import SCHEDULES, Parts, Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +54,7 @@ class Controller:
             clock=self._clock,
             save=save,
             mirror=open_mirror(config.mirror, directory.path, run.name),
+            record_batches=config.record_batches,
             last=(directory.read_if_any(UpdateRecord) or [None])[-1],
         )
         if first_update == 0:
@@ -68,10 +69,14 @@ class Controller:
             publisher=ray_publisher(session.learner, session.replicas, config.scale.acknowledge_timeout_s),
             clock=self._clock,
             journal=self._journal,
-            release=config.objective.release,
+            release=Release(
+                policy=config.objective.release,
+                needs_reward=config.objective.name != "opd",
+                open_groups=config.schedule.open_groups,
+                waiting_rewards=config.schedule.waiting_rewards,
+            ),
             reduction=config.schedule.reduction,
             lag_bound=config.schedule.lag_bound,
-            open_groups=config.schedule.open_groups,
         )
         try:
             self._clock.start(elapsed)  # the first rollout request follows

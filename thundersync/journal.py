@@ -16,6 +16,7 @@ from thundersync.records import (
     RunDirectory,
     RunRecord,
     UpdateRecord,
+    batch_event_record,
     checkpoint_record,
     source_record,
     trajectory_record,
@@ -36,6 +37,8 @@ class RunJournal:
     clock: Clock
     save: Save
     mirror: Callable[[UpdateRecord], None]
+    record_batches: bool = False
+    """Whether every event is kept with its tokens, for a replay (Appendix G)."""
     last: UpdateRecord | None = None
     """The record of the last published update; a resumed run starts with that of its checkpoint."""
     stop_requested: bool = False
@@ -47,6 +50,8 @@ class RunJournal:
         return self.last.update + 1 if self.last else 0
 
     def event(self, event: Event) -> None:
+        if self.record_batches:
+            self.directory.append(batch_event_record(event))
         if isinstance(event, ContentReady):
             self._content_at[event.key] = event.at
         elif isinstance(event, RewardReady):

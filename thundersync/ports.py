@@ -23,7 +23,8 @@ class TurnReady:
     key: SourceKey
     prompt_ids_P: np.ndarray
     turn: Turn
-    teacher_logprobs_A: np.ndarray
+    teacher_logprobs_A: np.ndarray | None
+    """None without a teacher."""
     at: float
 
 
@@ -31,8 +32,13 @@ class TurnReady:
 class ContentReady:
     """All tokens of a trajectory are final; the verifier is still at work. Follows its last TurnReady."""
 
-    key: TrajectoryKey
+    trajectory: Trajectory
+    """Complete but for its reward."""
     at: float
+
+    @property
+    def key(self) -> TrajectoryKey:
+        return self.trajectory.key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +71,9 @@ class Receipt:
     ended_at: float
     tokens: int
     rank: int
+    deferred: str = ""
+    """What it waited for beyond its place in the queue: open_groups, waiting_rewards, graph_memory; empty for nothing.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +86,7 @@ class StepReport:
     started_at: float
     ended_at: float
     divisor: float
-    """The divisor N of the objective: 1 for GRPO, the scored tokens N_k for OPD."""
+    """The divisor N of the objective, as 1 for GRPO and the scored tokens N_k for OPD."""
     gradient_norm: float
     """Global norm before clipping."""
     clip_coefficient: float
@@ -115,8 +124,20 @@ class Learner(Protocol):
         """Forward and backward of one turn against detached state (release `turn_eager`)."""
         ...
 
-    async def close_trajectory(self, event: ContentReady) -> Receipt:
-        """Replays the adjoints that the trajectory's turns owe to earlier turns."""
+    async def forward_turn(self, event: TurnReady) -> Receipt:
+        """Forward of one turn; the graph is kept until the trajectory closes (release `turn_forward`)."""
+        ...
+
+    async def learn_content(self, event: ContentReady) -> Receipt:
+        """Forward and backward of one trajectory whose reward is still to come (release `content`)."""
+        ...
+
+    async def bind_reward(self, event: RewardReady) -> Receipt:
+        """Folds what `learn_content` left, weighted by the reward."""
+        ...
+
+    async def close_trajectory(self, event: ContentReady | RewardReady) -> Receipt:
+        """Ends a trajectory that came by turns: replays adjoints (`turn_eager`), or runs backward (`turn_forward`)."""
         ...
 
     async def close_group(self, group: GroupKey) -> Receipt:

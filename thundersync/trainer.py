@@ -116,20 +116,20 @@ def _workload(config: RunConfig) -> Workload:
 
 def _configure(config: RunConfig, session: Session, models: ModelPaths, start: Start) -> str:
     """Takes the actors into use for this run; returns the hash of the policy that all of them hold."""
+    objective = config.objective.build()
     learner = LearnerSpec(
         policy=start.policy,
-        objective=config.objective.name,
-        prompts_per_update=config.objective.prompts_per_update,
-        advantage_epsilon=config.objective.advantage_epsilon,
+        objective=objective,
         learning_rate=config.optimizer.learning_rate,
         betas=config.optimizer.betas,
         epsilon=config.optimizer.epsilon,
         weight_decay=config.optimizer.weight_decay,
         clip_norm=config.optimizer.clip_norm,
+        graph_bytes=config.schedule.graph_bytes,
+        exact_exponent=config.objective.exact_exponent if config.objective.sums == "exact" else None,
         resume_from=start.learner_state,
     )
-    scored = config.objective.name == "opd"
-    if scored:
+    if objective.needs_teacher:
         ray.get(session.teacher.configure.remote(models.teacher))
     replica = ReplicaSpec(
         policy=start.policy,
@@ -141,7 +141,10 @@ def _configure(config: RunConfig, session: Session, models: ModelPaths, start: S
     (version, policy_hash), *served = ray.get(
         [
             session.learner.configure.remote(learner),
-            *(r.configure.remote(replica, session.teacher if scored else None) for r in session.replicas.values()),
+            *(
+                r.configure.remote(replica, session.teacher if objective.needs_teacher else None)
+                for r in session.replicas.values()
+            ),
         ]
     )
     if version != start.update or any(s.policy_hash != policy_hash for s in served):
@@ -169,6 +172,7 @@ def _run_record(config, session, workload, models, policy_hash, seconds, commit)
         budget_seconds=config.scale.budget_s,
         devices=config.scale.devices,
         device_name=config.scale.device_name,
+        core_independence=session.core_independence,
         price_usd_per_device_hour=config.scale.price_usd_per_device_hour,
         initialisation_seconds=seconds,
     )

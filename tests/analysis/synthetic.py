@@ -55,6 +55,7 @@ def run_record(name: str, schedule: str, objective: str, workload: str, seed: in
         "device_name": "invented",
         "price_usd_per_device_hour": None,
         "initialisation_seconds": 3.5,
+        "core_independence": 1.0,
         "started_at_utc": EPOCH + timedelta(hours=1),
         "commit": "0" * 40,
         "python": "3.11.0",

@@ -69,6 +69,18 @@ def test_every_schedule_trains_each_trajectory_once_within_its_lag(schedule, obj
         assert {s.kind for s in sources} == {"direct"}
 
 
+@pytest.mark.parametrize("objective", ["dr_grpo", "rloo", "reinforce"])
+@pytest.mark.parametrize("schedule", ["sync", "thundersync"])
+def test_the_other_objectives_train(schedule, objective, session, tmp_path):
+    sizes = [f"batch.{objective}.prompts=4", "scale.max_updates=2"]
+    run = RunDirectory(
+        train(configuration(tmp_path, "run", f"schedule={schedule}", f"objective={objective}", *sizes), session)
+    )
+    assert [u.update for u in run.read(UpdateRecord)] == [0, 1]
+    kinds = {"source", "group"} if schedule == "thundersync" else {"direct"}
+    assert {s.kind for s in run.read(SourceRecord)} == kinds
+
+
 def test_a_run_that_ended_is_left_alone(session, tmp_path):
     config = configuration(tmp_path, "run", "scale.max_updates=1")
     before = RunDirectory(train(config, session)).read(UpdateRecord)

@@ -11,13 +11,22 @@ import pytest
 from experiments.compose import CONF, check_overrides, compose_run
 from experiments.matched_performance import plan
 from thundersync.config import ConfigError, parse_config
+from thundersync.objectives import GRPO, OPD, REINFORCE, RLOO, DrGRPO
 from thundersync.trainer import require_available
 
 GROUPS = {group: sorted(path.stem for path in (CONF / group).glob("*.yaml")) for group in ("schedule", "objective",
           "workload", "scale")}  # fmt: skip
 
 
-@pytest.mark.parametrize("choices", list(itertools.product(*GROUPS.values())), ids="-".join)
+def combinations() -> list[tuple[str, ...]]:
+    """Every objective at every scale, and everything else for one objective: a composition takes half a second."""
+    objectives, one = GROUPS["objective"], {"schedule": ["sync"], "workload": ["micro_swe"]}
+    of_scale = itertools.product(*(GROUPS | one).values())
+    others = itertools.product(*(GROUPS | {"objective": objectives[:1]}).values())
+    return sorted({*of_scale, *others})
+
+
+@pytest.mark.parametrize("choices", combinations(), ids="-".join)
 def test_every_combination_composes(choices):
     config = compose_run([f"{group}={choice}" for group, choice in zip(GROUPS, choices, strict=True)])
     assert (config.schedule.name, config.objective.name, config.workload.name, config.scale.name) == choices
@@ -52,6 +61,8 @@ def test_the_paper_scale_is_tables_5_and_6():
     ("override", "message"),
     [
         ("shedule=sync", "unknown setting shedule .did you mean schedule.*; valid: schedule, objective"),
+        ("objective=ppo", "unknown objective 'ppo'; valid: dr_grpo, grpo, opd, reinforce, rloo"),
+        ("objective.score=token_mean", "unknown setting objective.score"),
         ("schedule=synk", "unknown schedule 'synk'; valid: async, fully_async, sync, thundersync"),
         ("optimizer.lr=1", "unknown setting optimizer.lr.*optimizer.learning_rate"),
         ("generation.max_turn=3", "did you mean generation.max_turns"),
@@ -60,6 +71,25 @@ def test_the_paper_scale_is_tables_5_and_6():
 def test_unknown_names_list_the_valid_ones(override, message):
     with pytest.raises(ConfigError, match=message):
         check_overrides([override])
+
+
+def test_each_objective_is_built_from_its_settings():
+    def built(*overrides: str):
+        return compose_run(["scale=smoke", *overrides]).objective.build()
+
+    assert built("objective=grpo") == GRPO(prompts=2, eps=1e-6)
+    assert built("objective=dr_grpo", "generation.max_generated_tokens=96") == DrGRPO(prompts=2, length=96)
+    assert built("objective=rloo") == RLOO(prompts=2, score="sequence")
+    assert built("objective=rloo", "objective.score=token_mean") == RLOO(prompts=2, score="token_mean")
+    assert built("objective=reinforce") == REINFORCE(trajectories=2 * 4)
+    assert built("objective=opd") == OPD()
+
+
+def test_an_unknown_objective_lists_the_valid_ones():
+    values = json.loads(compose_run([]).model_dump_json())
+    values["objective"]["name"] = "ppo"
+    with pytest.raises(ConfigError, match="objective.name: Input should be 'grpo', 'dr_grpo', 'rloo', 'reinforce'"):
+        parse_config(values)
 
 
 def test_an_added_key_is_refused_with_the_valid_ones():
@@ -73,7 +103,7 @@ def test_an_added_key_is_refused_with_the_valid_ones():
     ("override", "message"),
     [
         ("objective.trajectories_per_prompt=1", "GRPO compares trajectories, set it to 2 or more"),
-        ("objective.release=turn_eager", "grpo is released by 'trajectory'"),
+        ("objective.release=turn_eager", "grpo is released by trajectory or content or turn_forward"),
         ("scale.budget_s=-1", "scale.budget_s: Input should be greater than 0"),
         ("generation.top_p=0.9", "top_p"),
     ],
@@ -81,6 +111,23 @@ def test_an_added_key_is_refused_with_the_valid_ones():
 def test_values_that_cannot_run_are_refused_by_name(override, message):
     with pytest.raises(ConfigError, match=message):
         compose_run([override])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["objective=rloo", "objective.trajectories_per_prompt=1"], "RLOO compares trajectories, set it to 2 or more"),
+        (["objective=dr_grpo", "objective.length=null"], "objective.length is not set"),
+        (["objective=rloo", "objective.score=sum"], "objective.score: Input should be 'sequence' or 'token_mean'"),
+        (
+            ["objective=reinforce", "batch.reinforce.prompts=1", "batch.reinforce.trajectories=1"],
+            "needs at least 2 trajectories, got 1",
+        ),
+    ],
+)
+def test_an_objective_that_has_no_update_is_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        compose_run(overrides)
 
 
 def test_the_paper_scale_is_refused_with_what_it_needs():

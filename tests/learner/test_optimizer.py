@@ -6,8 +6,11 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
+from thundersync.learner.adamw import BLOCK, adamw_, round_to_bf16, rounding_noise
 from thundersync.learner.optimizer import AdamWSettings, MasterAdamW
 
 
@@ -99,3 +102,71 @@ def test_nothing_moves_on_a_direction_that_does_not_fit_or_is_not_finite():
 def test_state_of_another_model_is_refused():
     with pytest.raises(ValueError, match="24 weights, the model 5"):
         MasterAdamW(nn.Linear(4, 1), AdamWSettings()).load_state(MasterAdamW(make_model(), AdamWSettings()).state())
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_fp32_moments_step_as_torch_does(weight_decay):
+    """More than one block of elements, against torch.optim.AdamW."""
+    torch.manual_seed(0)
+    theta = torch.randn(BLOCK + 1001)
+    reference = theta.clone()
+    ours = AdamWSettings(learning_rate=1e-2, weight_decay=weight_decay)
+    torch_adamw = torch.optim.AdamW([reference], lr=1e-2, weight_decay=weight_decay)
+    moments = (torch.zeros_like(theta), torch.zeros_like(theta))
+    for t in (1, 2, 3):
+        reference.grad = torch.randn_like(theta)
+        adamw_(theta, moments, reference.grad, ours, t, 0)
+        torch_adamw.step()
+    assert torch.allclose(theta, reference, rtol=1e-6, atol=1e-7)
+
+
+@settings(max_examples=40)
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**100), max_value=2.0**100))
+def test_stochastic_rounding_is_unbiased(x):
+    """The mean over every possible noise is the value itself, exactly: FP64 adds up 65536 BF16 values without error."""
+    rounded = round_to_bf16(torch.full((65536,), x), torch.arange(65536, dtype=torch.int32)).double()
+    low, high = rounded.min().item(), rounded.max().item()
+    assert low <= x <= high and ((rounded == low) | (rounded == high)).all()
+    assert rounded.mean().item() == x
+
+
+def test_rounding_noise_is_uniform_and_depends_on_update_and_element_only():
+    whole = rounding_noise(7, 0, 100_000)
+    for first, count in [(0, 1), (3, 50), (8, 8), (99_990, 10)]:
+        for part, all_ in zip(rounding_noise(7, first, count), whole, strict=True):
+            assert torch.equal(part, all_[first : first + count])
+    for noise in whole:
+        # Mean of n uniform values: standard deviation 65536 / sqrt(12 n), here 60; five of them.
+        assert abs(noise.double().mean().item() - 32767.5) < 300
+        assert 0 <= noise.min() < 10 and 65525 < noise.max() <= 65535
+    assert not torch.equal(*whole) and not torch.equal(whole[0], rounding_noise(8, 0, 100_000)[0])
+
+
+def test_a_bf16_second_moment_decays():
+    """With beta2 = 0.999 and no gradient, v shrinks to 0.999^t; rounded to nearest it would stay where it is."""
+    assert (torch.ones(1, dtype=torch.bfloat16) * 0.999).item() == 1.0
+    n, updates = 4096, 1000
+    v = torch.ones(n, dtype=torch.bfloat16)
+    theta, ours = torch.zeros(n), AdamWSettings(moments=torch.bfloat16)
+    for t in range(1, updates + 1):
+        adamw_(theta, (torch.zeros_like(v), v), torch.zeros(n), ours, t, 0)
+    assert v.double().mean().item() == pytest.approx(0.999**updates, rel=0.01)
+
+
+def test_bf16_moments_follow_fp32_ones():
+    """Masters after 200 steps: the rounding of the moments is noise of mean zero."""
+    results = {}
+    for moments in (torch.float32, torch.bfloat16):
+        model = make_model()
+        optimizer = MasterAdamW(model, AdamWSettings(learning_rate=1e-3, moments=moments))
+        start = optimizer.state()["master"].clone()
+        for direction in directions(model, 200, 0.1):
+            optimizer.step({name: tensor + 0.02 for name, tensor in direction.items()})
+        results[moments] = optimizer.state()["master"] - start
+        assert optimizer.state()["exp_avg_sq"].dtype == moments
+    gap = results[torch.bfloat16] - results[torch.float32]
+    assert gap.norm() < 0.02 * results[torch.float32].norm()
+    with pytest.raises(ValueError, match="moments in torch.float32, the settings say torch.bfloat16"):
+        optimizer.load_state(MasterAdamW(model, AdamWSettings()).state())
+    with pytest.raises(ValueError, match="moments must be torch.float32 or torch.bfloat16"):
+        AdamWSettings(moments=torch.float16)

@@ -2,110 +2,26 @@
 
 from __future__ import annotations
 
-from itertools import count
-
-import numpy as np
 import pytest
 import torch
-from transformers.models.qwen3 import Qwen3Config
+from learner_parts import GROUPS, SIZE, direct_update, make_batch, make_events, make_rank, stream_update, without_turns
 
-from thundersync.batch import GroupKey, GroupPlan, LogicalBatch, SourceKey, Task, Trajectory, TrajectoryKey, Turn
-from thundersync.learner.optimizer import AdamWSettings
+from thundersync.batch import SourceKey
 from thundersync.learner.policy import load_policy
-from thundersync.learner.rank import LearnerRank
-from thundersync.objectives import GRPO, OPD
+from thundersync.objectives import GRPO, OPD, REINFORCE, RLOO, DrGRPO
 from thundersync.policy_hash import policy_hash
-from thundersync.ports import ContentReady, Event, RewardReady, TurnReady
+from thundersync.ports import ContentReady, RewardReady, TurnReady
 
-VOCAB, GROUPS, SIZE = 31, 2, 3
-TASK = Task(task_id="t", split_group="s", instruction="i")
-
-
-def make_rank(objective=None, dtype=torch.float32, learning_rate=1e-2) -> LearnerRank:
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        hidden_size=16,
-        intermediate_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        vocab_size=VOCAB,
-        tie_word_embeddings=True,
-        initializer_range=0.3,
-    )
-    ticks = count()
-    model = load_policy(config, dtype=dtype)
-    settings = AdamWSettings(learning_rate=learning_rate)
-    return LearnerRank(model, objective or GRPO(prompts=GROUPS), settings, now=lambda: float(next(ticks)))
+OBJECTIVES = [
+    GRPO(prompts=GROUPS),
+    DrGRPO(prompts=GROUPS, length=4),
+    RLOO(prompts=GROUPS),
+    REINFORCE(trajectories=GROUPS * SIZE),
+    OPD(),
+]
 
 
-def make_batch(update: int) -> LogicalBatch:
-    groups = tuple(GroupPlan(key=GroupKey(update, g), task=TASK, size=SIZE) for g in range(GROUPS))
-    return LogicalBatch(update=update, groups=groups)
-
-
-def make_events(update: int) -> list[Event]:
-    """Turn, content and reward events of every trajectory, in a readiness order that mixes the groups."""
-    rng = np.random.default_rng(update)
-    prompts = [rng.integers(0, VOCAB, 6).astype(np.int32) for _ in range(GROUPS)]
-    events: list[Event] = []
-    for key in rng.permutation(make_batch(update).keys).tolist():
-        key = TrajectoryKey(*key)
-        turns = []
-        for t in range(int(rng.integers(1, 4))):
-            action = rng.integers(0, VOCAB, int(rng.integers(1, 6))).astype(np.int32)
-            turn = Turn(
-                context_ids_C=rng.integers(0, VOCAB, 3 if t else 0).astype(np.int32),
-                action_ids_A=action,
-                logprobs_A=-rng.random(len(action)).astype(np.float32),
-                versions_A=np.full(len(action), update, np.int32),
-            )
-            turns.append(turn)
-            teacher = -rng.random(len(action)).astype(np.float32)
-            prompt = prompts[key.group]
-            events.append(
-                TurnReady(key=key.turn(t), prompt_ids_P=prompt, turn=turn, teacher_logprobs_A=teacher, at=1.0)
-            )
-        events.append(ContentReady(key=key, at=2.0))
-        trajectory = Trajectory(
-            key=key,
-            task_id="t",
-            prompt_ids_P=prompts[key.group],
-            turns=tuple(turns),
-            reward=float(rng.integers(0, 4)) / 3,
-            success=None,
-            outcome="submitted",
-        )
-        events.append(RewardReady(trajectory=trajectory, at=3.0))
-    return events
-
-
-def stream_update(rank: LearnerRank, update: int):
-    """One update as the schedules drive it, source by source."""
-    rank.open(make_batch(update))
-    left = {GroupKey(update, g): SIZE for g in range(GROUPS)}
-    receipts = []
-    for event in make_events(update):
-        closes = ContentReady if rank.objective.source == "turn" else RewardReady
-        if isinstance(event, closes):
-            learn = rank.close_trajectory if closes is ContentReady else rank.learn_trajectory
-            receipts.append(learn(event))
-            left[event.key.group_key] -= 1
-            if not left[event.key.group_key]:
-                receipts.append(rank.close_group(event.key.group_key))
-        elif isinstance(event, TurnReady) and closes is ContentReady:
-            receipts.append(rank.learn_turn(event))
-    return receipts, rank.step()
-
-
-def direct_update(rank: LearnerRank, update: int, events=None):
-    rank.open(make_batch(update))
-    receipts = rank.learn_batch(make_events(update) if events is None else events)
-    return receipts, rank.step()
-
-
-@pytest.mark.parametrize("objective", [GRPO(prompts=GROUPS), OPD()], ids=lambda o: o.name)
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: o.name)
 def test_streaming_and_direct_take_the_same_step(objective):
     streamed, direct = make_rank(objective), make_rank(objective)
     _, by_source = stream_update(streamed, 0)
@@ -119,7 +35,7 @@ def test_streaming_and_direct_take_the_same_step(objective):
     assert by_source.gradient_norm > 0.01
 
 
-@pytest.mark.parametrize("objective", [GRPO(prompts=GROUPS), OPD()], ids=lambda o: o.name)
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda o: o.name)
 def test_direct_does_not_depend_on_the_order_of_events(objective):
     forwards, backwards = make_rank(objective), make_rank(objective)
     _, one = direct_update(forwards, 0)
@@ -212,7 +128,7 @@ def test_an_opd_batch_without_a_scored_token_leaves_everything_as_it_was():
     before = policy_hash(rank.weights())
     rank.open(make_batch(0))
     for key in make_batch(0).keys:
-        rank.close_trajectory(ContentReady(key=key, at=0.0))
+        rank.close_trajectory(ContentReady(trajectory=without_turns(key), at=0.0))
     for group in make_batch(0).groups:
         rank.close_group(group.key)
     with pytest.raises(ValueError, match="no scored token"):
@@ -225,7 +141,7 @@ def test_a_trajectory_without_a_turn_counts_for_its_group():
     rank = make_rank(OPD())
     rank.open(make_batch(0))
     empty = make_events(0)[0].key.trajectory_key
-    rank.close_trajectory(ContentReady(key=empty, at=0.0))
+    rank.close_trajectory(ContentReady(trajectory=without_turns(empty), at=0.0))
     for event in make_events(0):
         if isinstance(event, TurnReady) and event.key.trajectory_key != empty:
             rank.learn_turn(event)

@@ -33,6 +33,7 @@ def source(update: int = 0, tokens: int = 7) -> SourceRecord:
         ended_at=2.25,
         tokens=tokens,
         rank=0,
+        deferred="",
     )
 
 
@@ -108,7 +109,7 @@ def test_each_line_is_on_disk_before_the_writer_is_closed(tmp_path):
         directory.append(source(k))
         assert RunDirectory(tmp_path).read(SourceRecord) == [source(i) for i in range(k + 1)]
     raw = json.loads((tmp_path / "sources.jsonl").read_text().splitlines()[0])
-    assert (raw["schema"], raw["version"], raw["tokens"]) == ("source", 1, 7)
+    assert (raw["schema"], raw["version"], raw["tokens"]) == ("source", 2, 7)
 
 
 def test_appending_goes_on_after_reopening(tmp_path):
@@ -123,8 +124,8 @@ def test_appending_goes_on_after_reopening(tmp_path):
     [
         ('{"schema": "source"', "line 2: damaged record, not JSON"),
         ("[1, 2]", "line 2: damaged record, an object was expected"),
-        (to_line(source()).replace('"version": 1', '"version": 2'), "'source' version 2 found, 'source' version 1 exp"),
-        (to_line(checkpoint(0)), "schema 'checkpoint' version 1 found, 'source' version 1 expected"),
+        (to_line(source()).replace('"version": 2', '"version": 1'), "'source' version 1 found, 'source' version 2 exp"),
+        (to_line(checkpoint(0)), "schema 'checkpoint' version 1 found, 'source' version 2 expected"),
         (to_line(source()).replace('"tokens": 7', '"tokens": -7'), "line 2: damaged record, tokens: "),
         (to_line(source()).replace('"tokens": 7, ', ""), "line 2: damaged record, tokens: Field required"),
         (to_line(source()).replace('"rank"', '"rang"'), "line 2: damaged record, ran"),
@@ -192,7 +193,7 @@ def test_a_whole_file_record_is_never_overwritten(tmp_path):
     with pytest.raises(RecordError, match="never overwritten"):
         directory.end(end)
     (tmp_path / RunRecord.FILE).write_text("{}")
-    with pytest.raises(RecordError, match=r"run\.json: schema None version None found, 'run' version 1 expected"):
+    with pytest.raises(RecordError, match=r"run\.json: schema None version None found, 'run' version 2 expected"):
         directory.run()
 
 

@@ -3,7 +3,7 @@
 1. Tokens in, tokens out: the next history is history + sampled ids + context, bit for bit.
 2. A parser error consumes its turn, runs nothing, and the other trajectories go on.
 3. Every limit ends the attempt with its own outcome, and the attempt is still verified.
-4. With a teacher: TurnReady in the order of turns, before ContentReady; scoring overlaps the tool call.
+4. TurnReady in the order of turns, before ContentReady; with a teacher, scoring overlaps the tool call.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ def trajectory_in(events):
 
 def test_a_solving_policy_gets_its_reward_and_events_come_in_order():
     events, engine, workload = roll_out(commands(*SOLUTION))
-    assert [type(event) for event in events] == [ContentReady, RewardReady]
+    assert [type(event) for event in events] == [*[TurnReady] * 3, ContentReady, RewardReady]
     trajectory = trajectory_in(events)
     assert (trajectory.reward, trajectory.success, trajectory.outcome) == (1.0, True, "submitted")
     assert workload.episodes[0].commands == ["cat hint", "write answer red"]

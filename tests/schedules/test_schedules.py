@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from thundersync.batch import GroupKey, Ledger, LogicalBatch, Task, TrajectoryKey
 from thundersync.ports import ContentReady, RewardReady, TurnReady
 from thundersync.sampler import TaskSampler
-from thundersync.schedules import SCHEDULES, Parts
+from thundersync.schedules import SCHEDULES, Parts, Release
 from thundersync.simulation.ports import (
     Durations,
     MemoryJournal,
@@ -30,7 +30,20 @@ def uniform(*key) -> float:
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:6], "big") / 2**48
 
 
-def simulate(schedule, *, prompts=2, size=3, slots=100, updates=3, publication=0.5, turns=None, **options):
+def simulate(
+    schedule,
+    *,
+    prompts=2,
+    size=3,
+    slots=100,
+    updates=3,
+    publication=0.5,
+    turns=None,
+    release="trajectory",
+    open_groups=None,
+    waiting_rewards=1,
+    **options,
+):
     """Runs a schedule; returns (journal, durations)."""
     durations = Durations(
         turns=turns or (lambda key: [1 + 3 * uniform("turn", *key, t) for t in range(1 + key.trajectory % 3)]),
@@ -39,7 +52,13 @@ def simulate(schedule, *, prompts=2, size=3, slots=100, updates=3, publication=0
         group=lambda key: 0.3,
         publication=publication,
     )
-    settings_ = {"release": "trajectory", "reduction": "direct", "lag_bound": 2, "open_groups": None} | options
+    settings_ = {"reduction": "direct", "lag_bound": 2} | options
+    settings_["release"] = Release(
+        policy=release,
+        needs_reward=release in ("trajectory", "content"),
+        open_groups=open_groups,
+        waiting_rewards=waiting_rewards,
+    )
     sampler = TaskSampler(tasks=TASKS, seed=1, prompts=prompts, group_size=size)
     journal = MemoryJournal(updates)
 
@@ -177,7 +196,11 @@ def test_every_registered_trajectory_is_trained_once_in_its_own_update(schedule,
 
 
 @settings(max_examples=30, deadline=None)
-@given(cap=st.integers(1, 4), slots=st.integers(1, 20), release=st.sampled_from(["trajectory", "turn_eager"]))
+@given(
+    cap=st.integers(1, 4),
+    slots=st.integers(1, 20),
+    release=st.sampled_from(["trajectory", "content", "turn_eager", "turn_forward"]),
+)
 def test_the_cap_bounds_the_groups_that_hold_statistics(cap, slots, release):
     journal, _ = simulate(
         "thundersync", prompts=4, slots=slots, open_groups=cap, release=release, updates=2, publication=0.0
@@ -191,6 +214,28 @@ def test_the_cap_bounds_the_groups_that_hold_statistics(cap, slots, release):
                 held.add(GroupKey(receipt.key.update, receipt.key.group))
                 assert len(held) <= cap
         assert not held
+
+
+@settings(max_examples=30, deadline=None)
+@given(cap=st.integers(1, 4))
+def test_content_holds_at_most_u_gradients_and_says_which_had_to_wait(cap):
+    journal, _ = simulate("thundersync", release="content", waiting_rewards=cap, updates=1, prompts=4)
+    whole = [r for r in journal.receipts if r.kind == "source" and r.deferred == "waiting_rewards"]
+    bound = [r.key for r in journal.receipts if r.kind == "bind"]
+    assert len(whole) + len(bound) == len(journal.published[0].batch.keys) and bound
+    held, most = 0, 0
+    for event in journal.receipts:
+        held += {"source": not event.deferred, "bind": -1}.get(event.kind, 0)
+        most = max(most, held)
+    assert most <= cap and held == 0
+
+
+def test_turn_forward_forwards_every_turn_and_closes_every_trajectory():
+    journal, durations = simulate("thundersync", release="turn_forward", updates=1)
+    batch = journal.published[0].batch
+    turns = sorted(str(key.turn(t)) for key in batch.keys for t in range(len(durations.turns(key))))
+    assert sorted(str(r.key) for r in journal.receipts if r.kind == "source") == turns
+    assert sorted(r.key for r in journal.receipts if r.kind == "deferred") == sorted(batch.keys)
 
 
 def test_a_cap_of_one_costs_time_but_changes_no_membership():

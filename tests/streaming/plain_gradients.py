@@ -5,6 +5,7 @@ Full sequences without a cache, the loss as the paper states it, autograd of the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -108,6 +109,20 @@ def plain_opd(model: torch.nn.Module, groups: list[PlainGroup]) -> torch.Tensor:
             teacher = torch.as_tensor(member.teacher).to(student)
             terms.append(((teacher - student).detach() * student)[torch.as_tensor(member.scored)])
     return gradient(model, torch.cat(terms).mean())
+
+
+def plain_policy_gradient(
+    model: torch.nn.Module, groups: list[PlainGroup], weights: list[np.ndarray], per_token: Callable[[int], float]
+) -> torch.Tensor:
+    """Gradient of sum_G sum_i weights[G][i] * per_token(scored tokens) * sum_t log pi."""
+    loss = torch.zeros((), dtype=next(model.parameters()).dtype, requires_grad=True)
+    for group, of_group in zip(groups, weights, strict=True):
+        for weight, member in zip(of_group, group.members, strict=True):
+            if member.scored.any():
+                logprobs = token_logprobs(model, group.prompt, member.ids)
+                scored = logprobs[torch.as_tensor(member.scored)]
+                loss = loss + float(weight) * per_token(len(scored)) * scored.sum()
+    return gradient(model, loss)
 
 
 def flat(direction: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -82,7 +82,7 @@ def test_d3_a_group_closes_only_when_complete(grpo):
 
 def test_unreplayed_adjoints(opd):
     opd.add_turn("a", 0, source())
-    with pytest.raises(RuntimeError, match="adjoints are not replayed yet for trajectories 0"):
+    with pytest.raises(RuntimeError, match=r"close_trajectory\(\) is missing for trajectories 0"):
         opd.close_group("a")
 
 
@@ -252,9 +252,9 @@ def test_nothing_is_left_after_closing(end):
 
 def test_sums_exist_only_between_a_groups_first_source_and_its_closure(grpo):
     opened = grpo._groups["a"]
-    assert opened.sums is None
+    assert opened.scope.sums is None
     grpo.add_trajectory("a", 0, source(reward=0.0))
-    assert opened.sums is not None
+    assert opened.scope.sums is not None
     grpo.add_trajectory("a", 1, source())
     grpo.close_group("a")
-    assert opened.sums is None and opened._prompt is None and not opened._prompt_states
+    assert opened.scope.sums is None and opened._prompt is None and not opened._prompt_states

@@ -29,11 +29,11 @@ class LearnerProcess:
         self._policy: Path | None = None
 
     def configure(self, spec: LearnerSpec) -> tuple[int, str]:
-        """Loads policy, objective, optimizer and the state of a resumed run; returns (version, policy hash)."""
+        """Loads policy, optimizer and the state of a resumed run; returns (version, policy hash)."""
         from thundersync.learner.optimizer import AdamWSettings
         from thundersync.learner.policy import load_policy
         from thundersync.learner.rank import LearnerRank
-        from thundersync.objectives import GRPO, OPD
+        from thundersync.streaming import Grid
 
         settings = AdamWSettings(
             learning_rate=spec.learning_rate,
@@ -42,9 +42,15 @@ class LearnerProcess:
             weight_decay=spec.weight_decay,
             max_norm=spec.clip_norm,
         )
-        grpo = GRPO(prompts=spec.prompts_per_update, eps=spec.advantage_epsilon)
-        objective = {"grpo": grpo, "opd": OPD()}[spec.objective]
-        self._rank = LearnerRank(load_policy(spec.policy), objective, settings, now=self._clock.now)
+        grid = None if spec.exact_exponent is None else Grid(exponent=spec.exact_exponent)
+        self._rank = LearnerRank(
+            load_policy(spec.policy),
+            spec.objective,
+            settings,
+            now=self._clock.now,
+            grid=grid,
+            graph_bytes=spec.graph_bytes,
+        )
         if spec.resume_from is not None:
             self._rank.load(spec.resume_from)
         self._policy = spec.policy
@@ -62,7 +68,16 @@ class LearnerProcess:
     def learn_turn(self, event: TurnReady) -> Receipt:
         return self._rank.learn_turn(event)
 
-    def close_trajectory(self, event: ContentReady) -> Receipt:
+    def forward_turn(self, event: TurnReady) -> Receipt:
+        return self._rank.forward_turn(event)
+
+    def learn_content(self, event: ContentReady) -> Receipt:
+        return self._rank.learn_content(event)
+
+    def bind_reward(self, event: RewardReady) -> Receipt:
+        return self._rank.bind_reward(event)
+
+    def close_trajectory(self, event: ContentReady | RewardReady) -> Receipt:
         return self._rank.close_trajectory(event)
 
     def close_group(self, group: GroupKey) -> Receipt:

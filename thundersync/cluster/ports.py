@@ -74,7 +74,16 @@ class RayLearner:
     async def learn_turn(self, event: TurnReady) -> Receipt:
         return await self._rank.learn_turn.remote(event)
 
-    async def close_trajectory(self, event: ContentReady) -> Receipt:
+    async def forward_turn(self, event: TurnReady) -> Receipt:
+        return await self._rank.forward_turn.remote(event)
+
+    async def learn_content(self, event: ContentReady) -> Receipt:
+        return await self._rank.learn_content.remote(event)
+
+    async def bind_reward(self, event: RewardReady) -> Receipt:
+        return await self._rank.bind_reward.remote(event)
+
+    async def close_trajectory(self, event: ContentReady | RewardReady) -> Receipt:
         return await self._rank.close_trajectory.remote(event)
 
     async def close_group(self, group: GroupKey) -> Receipt:

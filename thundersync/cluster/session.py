@@ -10,12 +10,15 @@ from typing import Any
 
 import ray
 
+from thundersync.cluster.independence import core_independence
 from thundersync.cluster.placement import Placement, place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
     placement: Placement
+    core_independence: float
+    """How much of its speed a core keeps while the other is busy, measured at the start of the session."""
     replicas: dict[str, Any]
     """Rollout replicas by name; they serve training."""
     learner: Any
@@ -36,6 +39,7 @@ def open_session(replicas: int) -> Iterator[Session]:
     from thundersync.cluster.teacher import TeacherActor
 
     placement = place()
+    independence = core_independence(placement)
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, placement.rollout_cores)  # Ray's own processes inherit it: the learner's core stays free
     ray.init(
@@ -50,6 +54,7 @@ def open_session(replicas: int) -> Iterator[Session]:
         names = [f"replica-{i}" for i in range(replicas)]
         session = Session(
             placement=placement,
+            core_independence=independence,
             replicas={name: RolloutReplicaActor.remote(placement.rollout_cores) for name in names},
             learner=LearnerActor.remote(placement.learner_cores),
             teacher=TeacherActor.remote(placement.rollout_cores),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from thundersync.objectives import Objective
 from thundersync.rollout.settings import GenerationSettings
 
 
@@ -28,13 +29,15 @@ class ReplicaSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSpec:
     policy: Path
-    objective: str
-    prompts_per_update: int
-    advantage_epsilon: float
+    objective: Objective
     learning_rate: float
     betas: tuple[float, float]
     epsilon: float
     weight_decay: float
     clip_norm: float
+    graph_bytes: int | None
+    """Most memory of the graphs that release `turn_forward` keeps; None is unbounded."""
+    exact_exponent: int | None
+    """Exact sums on this grid, or None for FP32 sums."""
     resume_from: Path | None
     """Directory of a saved learner state, or None to start from the policy."""

@@ -16,15 +16,14 @@ from thundersync.streaming import Continuation
 class Gathered:
     """A complete trajectory, with its reward (GRPO) or its teacher scores (OPD)."""
 
-    prompt_ids_P: np.ndarray | None
-    """None when no event brought it: the trajectory ended before its first turn."""
+    prompt_ids_P: np.ndarray
     turns: tuple[Turn, ...]
     ready_at: float
     reward: float | None = None
     teacher_logprobs: tuple[np.ndarray, ...] | None = None
 
     @classmethod
-    def from_reward(cls, event: RewardReady) -> Gathered:
+    def of(cls, event: RewardReady | ContentReady) -> Gathered:
         trajectory = event.trajectory
         return cls(
             prompt_ids_P=trajectory.prompt_ids_P,
@@ -56,7 +55,7 @@ def gather_trajectories(events: Iterable[Event]) -> dict[TrajectoryKey, Gathered
         if isinstance(event, RewardReady):
             if event.key in gathered:
                 raise ValueError(f"{event.key}: its reward came twice")
-            gathered[event.key] = Gathered.from_reward(event)
+            gathered[event.key] = Gathered.of(event)
     return gathered
 
 
@@ -81,7 +80,7 @@ def gather_turns(events: Iterable[Event]) -> dict[TrajectoryKey, Gathered]:
         if numbers != list(range(len(members))):
             raise ValueError(f"{key}: its turns are {numbers}; one is missing or came twice")
         gathered[key] = Gathered(
-            prompt_ids_P=members[0].prompt_ids_P if members else None,
+            prompt_ids_P=end.trajectory.prompt_ids_P,
             turns=tuple(event.turn for event in members),
             ready_at=max([end.at, *(event.at for event in members)]),
             teacher_logprobs=tuple(event.teacher_logprobs_A for event in members),

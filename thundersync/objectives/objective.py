@@ -17,8 +17,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
-Scope = Literal["source", "group"]
-"""When beta is known. A batch-wide baseline will add "batch"."""
+Scope = Literal["source", "group", "batch"]
+"""What has to close before beta is known."""
 
 
 @runtime_checkable
@@ -30,7 +30,6 @@ class Objective(Protocol):
     source: Literal["trajectory", "turn"]
     """The smallest unit that can be released (Section 3.2)."""
     scope: Scope
-    """What has to close before beta is known."""
     bases: int
     """Running sums per open scope."""
     needs_reward: bool
@@ -45,11 +44,14 @@ class Objective(Protocol):
         ...
 
     def phi(self, reward: float | None, c: float) -> tuple[float, ...]:
-        """Basis weights of a source, float64; `c` is the shift of its group."""
+        """Basis weights of a source, float64; `c` is the shift of its scope."""
         ...
 
     def beta(self, rewards: Sequence[float | None], c: float) -> tuple[float, ...]:
-        """Combination weights at closure, float64, from the rewards of the whole scope in the order they were bound."""
+        """Combination weights at closure, float64, from the rewards of the whole scope (over all ranks, for "batch").
+
+        All zero when the scope contributes nothing.
+        """
         ...
 
     def divisor(self, scored_tokens: int) -> float:
@@ -65,9 +67,10 @@ def check_reward(reward: float | None, source: object) -> float:
 
 
 class Settled:
-    """An objective whose group is complete: beta is known, so sum_b beta_b phi_b(i) is one known weight of H_i.
+    """An objective whose scope is complete: beta is known, so sum_b beta_b phi_b(i) is one known weight of H_i.
 
-    For GRPO that weight is the advantage over m of Equation 6. One basis, nothing left to wait for.
+    For GRPO that weight is the advantage over m of Equation 6. One basis, nothing left to wait for. `rewards` are those
+    of the whole scope, `shift` their c.
     """
 
     scope: Scope = "source"
@@ -76,12 +79,12 @@ class Settled:
     def __init__(self, objective: Objective, rewards: Sequence[float | None]) -> None:
         self.name, self.needs_reward = objective.name, objective.needs_reward
         self._objective = objective
-        self._c = rewards[0] or 0.0
-        self._beta = objective.beta(rewards, self._c)
+        self.shift = rewards[0] or 0.0
+        self._beta = objective.beta(rewards, self.shift)
 
     def weight(self, reward: float | None) -> float:
         """sum_b beta_b phi_b(i)."""
-        return math.fsum(b * p for b, p in zip(self._beta, self._objective.phi(reward, self._c), strict=True))
+        return math.fsum(b * p for b, p in zip(self._beta, self._objective.phi(reward, self.shift), strict=True))
 
     def beta(self, rewards: Sequence[float | None], c: float) -> tuple[float]:
         """1: all that closure adds is in the weights already."""

@@ -4,6 +4,7 @@
               updates.jsonl       one line per optimizer step
               trajectories.jsonl  one line per finished trajectory
               sources.jsonl       one line per piece of learner work
+              batches.jsonl       every event with its tokens, where record_batches is set
               checkpoints.jsonl   what Appendix E.3 binds to a checkpoint
               attempts.jsonl      one line per evaluation attempt, retries and infrastructure failures included
               end.json            written when the run has completed what it was asked to do
@@ -12,6 +13,7 @@ Every time is in seconds on the training clock, which starts with the first roll
 """
 
 from thundersync.records.attempts import Incomplete, outcomes
+from thundersync.records.batches import BatchEventRecord, batch_event_record, recorded_batches
 from thundersync.records.build import checkpoint_record, run_record, source_record, trajectory_record, update_record
 from thundersync.records.files import RecordError, RunDirectory, read_json, read_lines, write_json
 from thundersync.records.provenance import digest_of, source_commit, utc_now
@@ -32,6 +34,7 @@ from thundersync.records.schemas import (
 
 __all__ = [
     "AttemptRecord",
+    "BatchEventRecord",
     "CheckpointRecord",
     "EndRecord",
     "Incomplete",
@@ -45,12 +48,14 @@ __all__ = [
     "Tokens",
     "TrajectoryRecord",
     "UpdateRecord",
+    "batch_event_record",
     "checkpoint_record",
     "digest_of",
     "outcomes",
     "parse_key",
     "read_json",
     "read_lines",
+    "recorded_batches",
     "run_record",
     "source_commit",
     "source_record",

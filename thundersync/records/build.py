@@ -81,6 +81,7 @@ def source_record(receipt: Receipt) -> SourceRecord:
         ended_at=receipt.ended_at,
         tokens=receipt.tokens,
         rank=receipt.rank,
+        deferred=receipt.deferred,
     )
 
 

@@ -13,6 +13,7 @@ from typing import IO, TypeVar
 
 from pydantic import ValidationError
 
+from thundersync.records.batches import BatchEventRecord
 from thundersync.records.schemas import (
     CheckpointRecord,
     EndRecord,
@@ -178,6 +179,7 @@ class RunDirectory:
         keep = {
             UpdateRecord: lambda r: r.update < updates,
             SourceRecord: lambda r: r.update < updates,
+            BatchEventRecord: lambda r: r.update < updates,
             TrajectoryRecord: lambda r: r.key.rsplit("/trajectory=")[0] in kept_groups,
             CheckpointRecord: lambda r: r.update <= updates,
         }

@@ -83,7 +83,7 @@ class RunRecord(Record):
     """What a run is; written once, before its first rollout request."""
 
     SCHEMA: ClassVar[str] = "run"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     FILE: ClassVar[str] = "run.json"
 
     name: str
@@ -107,6 +107,8 @@ class RunRecord(Record):
     devices: Annotated[int, Field(ge=1)]
     """Device-hours are the training clock times this number (Appendix E.3 multiplies by the eight GPUs)."""
     device_name: str
+    core_independence: Annotated[float, Field(gt=0)]
+    """How much of its speed one device kept while the other was busy; well below 1, overlap cannot pay."""
     price_usd_per_device_hour: Annotated[float, Field(gt=0)] | None
     """None: no price is configured, so no cost is reported."""
     initialisation_seconds: Seconds
@@ -205,7 +207,7 @@ class SourceRecord(Record):
     """One piece of learner work: `thundersync.ports.Receipt`."""
 
     SCHEMA: ClassVar[str] = "source"
-    VERSION: ClassVar[int] = 1
+    VERSION: ClassVar[int] = 2
     FILE: ClassVar[str] = "sources.jsonl"
 
     key: str | None
@@ -217,6 +219,8 @@ class SourceRecord(Record):
     ended_at: Seconds
     tokens: Count
     rank: Count
+    deferred: Literal["", "open_groups", "waiting_rewards", "graph_memory"]
+    """What the work waited for beyond its place in the queue."""
 
 
 class CheckpointRecord(Record):

@@ -3,15 +3,15 @@
     prompt -> generate -> parse -> run in the sandbox -> observation -> generate -> ... -> submit or a limit
            -> ContentReady -> verifier -> RewardReady
 
-With a teacher, each turn is scored while its command runs; TurnReady is emitted when the scores are there, in the
-order of the turns and before ContentReady.
+TurnReady is emitted for every turn, in the order of the turns and before ContentReady: without a teacher at once, with
+one when the turn has been scored, which happens while its command runs.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -69,17 +69,18 @@ async def run_trajectory(attempt: Attempt, episode: Episode) -> Trajectory:
             f"generation.max_prompt_tokens, {attempt.settings.max_prompt_tokens}; exclude it before training"
         )
     turns, outcome = await _run_turns(attempt, episode, prompt_P)
-    attempt.emit(ContentReady(key=attempt.key, at=attempt.now()))
-    verdict = await episode.verify()
     trajectory = Trajectory(
         key=attempt.key,
         task_id=attempt.task.task_id,
         prompt_ids_P=prompt_P,
         turns=tuple(turns),
-        reward=verdict.reward,
-        success=verdict.success,
+        reward=None,
+        success=None,
         outcome=outcome,
     )
+    attempt.emit(ContentReady(trajectory=trajectory, at=attempt.now()))
+    verdict = await episode.verify()
+    trajectory = replace(trajectory, reward=verdict.reward, success=verdict.success)
     attempt.emit(RewardReady(trajectory=trajectory, at=attempt.now()))
     return trajectory
 
@@ -145,6 +146,8 @@ async def _act_and_score(
 ) -> tuple[str, str | None]:
     """Acts while the teacher scores; emits TurnReady when the scores are there. Returns as `_act`."""
     if attempt.scorer is None:
+        key = attempt.key.turn(turn_index)
+        attempt.emit(TurnReady(key=key, prompt_ids_P=prompt_P, turn=turn, teacher_logprobs_A=None, at=attempt.now()))
         return await _act(attempt, episode, turn)
     scoring = asyncio.ensure_future(_score(attempt, attempt.key.turn(turn_index), prompt_P, history, turn))
     acting = asyncio.ensure_future(_act(attempt, episode, turn))

@@ -8,41 +8,59 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
 
-from thundersync.batch import GroupKey, Ledger, LogicalBatch
+from thundersync.batch import GroupKey, Ledger, LogicalBatch, TrajectoryKey
 from thundersync.ports import ContentReady, Event, Journal, Learner, Receipt, RewardReady, TurnReady
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """When learner work may start, and how much of it may be held (Appendix D.3)."""
+
+    policy: str
+    """trajectory, content, turn_eager or turn_forward."""
+    needs_reward: bool
+    """Whether a trajectory is weighted by its reward, so that it closes with RewardReady, not with ContentReady."""
+    open_groups: int | None = None
+    """The cap k on groups that hold statistics at once; further work waits, in readiness order. None is unbounded."""
+    waiting_rewards: int = 1
+    """The cap u on gradients that are held until their reward comes (`content`)."""
+
+
 class Feed:
-    """The learner work of one batch, released as `release` says.
+    """The learner work of one batch.
 
-        release       a source is released by    a trajectory is closed by
-        trajectory    RewardReady                RewardReady
-        turn_eager    TurnReady                  ContentReady
+        release       TurnReady       ContentReady                    RewardReady
+        trajectory                                                    learn_trajectory, closes
+        content                       learn_content, while u lasts    bind_reward, closes
+        turn_eager    learn_turn      close_trajectory, closes
+        turn_forward  forward_turn    close_trajectory, closes    or  close_trajectory, closes
 
-    `open_groups` is the cap k of Appendix D.3: while k groups hold statistics, the work of a further group waits, in
-    readiness order, until one of them closes.
+    A receipt says in `deferred` what its work had to wait for, beyond its place in the queue.
     """
 
-    def __init__(
-        self, batch: LogicalBatch, learner: Learner, journal: Journal, release: str, open_groups: int | None = None
-    ) -> None:
+    def __init__(self, batch: LogicalBatch, learner: Learner, journal: Journal, release: Release) -> None:
         self._learner, self._journal, self._release = learner, journal, release
-        self._cap = len(batch.groups) if open_groups is None else open_groups
+        self._cap = len(batch.groups) if release.open_groups is None else release.open_groups
         self._ledger = Ledger(batch)
         self._holding: set[GroupKey] = set()
+        self._waiting: set[TrajectoryKey] = set()
+        """Trajectories whose gradient is held until their reward comes."""
         self._deferred: deque[Event] = deque()
+        self._reasons: dict[TrajectoryKey, str] = {}
         self._work: list[asyncio.Task[Receipt]] = []
 
     def take(self, event: Event) -> None:
         """Releases the event's learner work now, or defers it when its group may not open yet."""
         group = GroupKey(event.key.update, event.key.group)
-        if self._call(event) is None:
+        if not self._is_work(event):
             return
         if group in self._holding or len(self._holding) < self._cap:
             self._admit(group, event)
         else:
+            self._reasons.setdefault(TrajectoryKey(*event.key[:3]), "open_groups")
             self._deferred.append(event)
 
     async def finish(self) -> None:
@@ -53,20 +71,46 @@ class Feed:
                 self._journal.receipt(receipt)
         self._ledger.require_complete()
 
-    def _call(self, event: Event) -> Awaitable[Receipt] | None:
-        match self._release, event:
-            case "trajectory", RewardReady():
-                return self._learner.learn_trajectory
+    def _is_work(self, event: Event) -> bool:
+        match self._release.policy:
+            case "trajectory":
+                return isinstance(event, RewardReady)
+            case "content":
+                return not isinstance(event, TurnReady)
+        return isinstance(event, TurnReady) or self._closes(event)
+
+    def _closes(self, event: Event) -> bool:
+        """Whether the event completes its trajectory for the learner."""
+        return isinstance(event, RewardReady if self._release.needs_reward else ContentReady)
+
+    def _call(self, event: Event) -> Callable[[Event], Awaitable[Receipt]] | None:
+        learner = self._learner
+        match self._release.policy, event:
+            case "trajectory", _:
+                return learner.learn_trajectory
             case "turn_eager", TurnReady():
-                return self._learner.learn_turn
-            case "turn_eager", ContentReady():
-                return self._learner.close_trajectory
-        return None
+                return learner.learn_turn
+            case "turn_forward", TurnReady():
+                return learner.forward_turn
+            case "turn_eager" | "turn_forward", _:
+                return learner.close_trajectory
+            case "content", RewardReady():
+                held = event.key in self._waiting
+                self._waiting.discard(event.key)
+                return learner.bind_reward if held else learner.learn_trajectory
+        if len(self._waiting) >= self._release.waiting_rewards:
+            self._reasons.setdefault(event.key, "waiting_rewards")
+            return None  # it is learnt whole when its reward comes
+        self._waiting.add(event.key)
+        return learner.learn_content
 
     def _admit(self, group: GroupKey, event: Event) -> None:
+        call = self._call(event)
+        if call is None:
+            return
         self._holding.add(group)
-        self._submit(self._call(event)(event))
-        if not isinstance(event, TurnReady) and self._ledger.close(event.key):
+        self._submit(call(event), self._reasons.get(TrajectoryKey(*event.key[:3]), ""))
+        if self._closes(event) and self._ledger.close(event.key):
             self._submit(self._learner.close_group(group))
             self._holding.remove(group)
             self._open_deferred()
@@ -76,5 +120,10 @@ class Feed:
         for event in waiting:
             self.take(event)
 
-    def _submit(self, call: Awaitable[Receipt]) -> None:
-        self._work.append(asyncio.ensure_future(call))
+    def _submit(self, call: Awaitable[Receipt], reason: str = "") -> None:
+        self._work.append(asyncio.ensure_future(_with_reason(call, reason)))
+
+
+async def _with_reason(call: Awaitable[Receipt], reason: str) -> Receipt:
+    receipt = await call
+    return replace(receipt, deferred=reason) if reason else receipt

@@ -17,6 +17,7 @@ from thundersync.ports import (
     Rollout,
     StepReport,
 )
+from thundersync.schedules.feed import Release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,14 +35,12 @@ class Parts:
     publisher: Publisher
     clock: Clock
     journal: Journal
-    release: str
-    """When a source is released: `trajectory` (GRPO) or `turn_eager` (OPD)."""
+    release: Release
+    """When learner work may start."""
     reduction: str
     """Sync's reduction: `direct` or `sums`."""
     lag_bound: int
     """Fully Async: greatest lag of a token at training, in versions."""
-    open_groups: int | None
-    """ThunderSync: cap k on groups whose statistics are held at once (Appendix D.3); None is unbounded."""
 
 
 async def collect(events: AsyncIterator[Event], batch: LogicalBatch, journal: Journal) -> list[Event]:

@@ -12,6 +12,7 @@ through the running sums, exactly as ThunderSync does, but only after the barrie
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 from thundersync.batch import LogicalBatch
@@ -41,7 +42,7 @@ async def run_sync(parts: Parts, first_update: int = 0) -> None:
 async def learn_sums(parts: Parts, batch: LogicalBatch, collected: list[Event]) -> StepReport:
     """The same events, in the same order, through the same running sums as ThunderSync; only later."""
     await parts.learner.open(batch)
-    feed = Feed(batch, parts.learner, parts.journal, parts.release)
+    feed = Feed(batch, parts.learner, parts.journal, replace(parts.release, open_groups=None))
     for event in collected:
         feed.take(event)
     await feed.finish()

@@ -29,7 +29,7 @@ async def run_thundersync(parts: Parts, first_update: int = 0) -> None:
         await parts.learner.open(batch)
         await parts.rollout.start(batch)
 
-        feed = Feed(batch, parts.learner, parts.journal, parts.release, parts.open_groups)
+        feed = Feed(batch, parts.learner, parts.journal, parts.release)
         rewards, collected = Ledger(batch), []
         while not rewards.complete:
             event = await anext(events)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -63,17 +63,18 @@ class VirtualRollout:
                 turns.append(turn)
                 ready = TurnReady(key=key.turn(t), prompt_ids_P=_NONE, turn=turn, teacher_logprobs_A=_NONE, at=now())
                 self._events.put_nowait(ready)
-            self._events.put_nowait(ContentReady(key=key, at=now()))
             trajectory = Trajectory(
                 key=key,
                 task_id="",
                 prompt_ids_P=_NONE,
                 turns=tuple(turns),
-                reward=0.0,
-                success=False,
+                reward=None,
+                success=None,
                 outcome="virtual",
             )
-            self._events.put_nowait(RewardReady(trajectory=trajectory, at=now()))
+            self._events.put_nowait(ContentReady(trajectory=trajectory, at=now()))
+            graded = replace(trajectory, reward=0.0, success=False)
+            self._events.put_nowait(RewardReady(trajectory=graded, at=now()))
 
 
 class VirtualLearner:
@@ -93,7 +94,16 @@ class VirtualLearner:
     async def learn_turn(self, event: TurnReady) -> Receipt:
         return await self._serve("source", event.key, event.at, self._durations.source(event.key))
 
-    async def close_trajectory(self, event: ContentReady) -> Receipt:
+    async def forward_turn(self, event: TurnReady) -> Receipt:
+        return await self._serve("source", event.key, event.at, self._durations.source(event.key))
+
+    async def learn_content(self, event: ContentReady) -> Receipt:
+        return await self._serve("source", event.key, event.at, self._trajectory_seconds(event.trajectory))
+
+    async def bind_reward(self, event: RewardReady) -> Receipt:
+        return await self._serve("bind", event.key, event.at, 0.0)
+
+    async def close_trajectory(self, event: ContentReady | RewardReady) -> Receipt:
         return await self._serve("deferred", event.key, event.at, self._durations.deferred(event.key))
 
     async def close_group(self, group: GroupKey) -> Receipt:

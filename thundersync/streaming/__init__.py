@@ -1,7 +1,9 @@
 """Gradient streaming: a logical batch's exact gradient, accumulated while the batch is still being made."""
 
+from thundersync.streaming.continuation import Continuation
+from thundersync.streaming.exact_sums import Grid
 from thundersync.streaming.open_group import GroupClosure
 from thundersync.streaming.scores import SourceStatistics
-from thundersync.streaming.stream import Continuation, GradientStream
+from thundersync.streaming.stream import GradientStream
 
-__all__ = ["Continuation", "GradientStream", "GroupClosure", "SourceStatistics"]
+__all__ = ["Continuation", "GradientStream", "Grid", "GroupClosure", "SourceStatistics"]

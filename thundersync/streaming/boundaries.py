@@ -27,7 +27,8 @@ import torch
 from torch import Tensor, nn
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from thundersync.streaming.running_sums import RunningSums
+from thundersync.streaming.exact_sums import ExactSums
+from thundersync.streaming.running_sums import NewSums, RunningSums
 
 
 @dataclass(slots=True)
@@ -35,13 +36,13 @@ class Piece:
     """The cut state of one segment, and the adjoints that later segments have sent back to it."""
 
     leaves: tuple[Tensor, ...]
-    adjoints: RunningSums | None = None
+    adjoints: RunningSums | ExactSums | None = None
     """One sum per basis; None until something has read the piece and been differentiated."""
 
-    def fold(self, phi: Sequence[float], adjoints: Sequence[Tensor | None], dtype: torch.dtype) -> None:
+    def fold(self, phi: Sequence[float], adjoints: Sequence[Tensor | None], new_sums: NewSums) -> None:
         """Adds what one source owes to this piece, weighted as the source itself is."""
         if self.adjoints is None:
-            self.adjoints = RunningSums(self.leaves, len(phi), dtype)
+            self.adjoints = new_sums(self.leaves, len(phi))
         self.adjoints.fold(phi, adjoints)
 
 

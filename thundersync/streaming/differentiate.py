@@ -32,9 +32,16 @@ class Gradients:
 
 
 def backward(
-    outputs: Sequence[Tensor], seeds: Sequence[Tensor] | None, parameters: Sequence[Tensor], context: Sequence[Piece]
+    outputs: Sequence[Tensor],
+    seeds: Sequence[Tensor] | None,
+    parameters: Sequence[Tensor],
+    context: Sequence[Piece],
+    keep_graph: bool = False,
 ) -> Gradients:
-    """Gradients of sum(seeds * outputs) (of a scalar output when `seeds` is None). Frees the graph; sets no `.grad`."""
+    """Gradients of sum(seeds * outputs) (of a scalar output when `seeds` is None). Sets no `.grad`.
+
+    Frees the graph unless told to keep it.
+    """
     leaves = [leaf for piece in context for leaf in piece.leaves]
     # Where only some parameters learn, the states of the layers below them depend on nothing.
     dependent = [i for i, output in enumerate(outputs) if output.requires_grad]
@@ -42,7 +49,10 @@ def backward(
     if dependent:
         seeds = None if seeds is None else [seeds[i] for i in dependent]
         inputs = [*parameters, *leaves]
-        gradients = list(torch.autograd.grad([outputs[i] for i in dependent], inputs, seeds, allow_unused=True))
+        dependent_outputs = [outputs[i] for i in dependent]
+        gradients = list(
+            torch.autograd.grad(dependent_outputs, inputs, seeds, retain_graph=keep_graph, allow_unused=True)
+        )
     start = len(parameters)
     adjoints = []
     for piece in context:
@@ -84,6 +94,16 @@ def differentiate(
             w = objective.token_weights(logprobs_A.detach(), segment.teacher_A)
             score = score + weight * (w * logprobs_A).sum()
     return backward([score], None, parameters, context), detached, statistics
+
+
+def forward_segment(
+    model: nn.Module, segment: Segment, context: Sequence[Piece]
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Log-probabilities [A] of one segment (differentiable), entropies [A] (detached), and its states, attached."""
+    logits_BKV, states, rows_N, columns_N = _forward(model, [segment], context)
+    ids_N = segment.targets_T[segment.positions_A]
+    logprobs_A, entropy_A = sampled_logprobs(logits_BKV[rows_N, columns_N], ids_N)
+    return logprobs_A, entropy_A, states
 
 
 def _forward(

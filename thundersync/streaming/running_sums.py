@@ -6,10 +6,12 @@ g   = sum_b beta_b G_b            `combine`, when the scope closes; for GRPO thi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from thundersync.streaming.exact_sums import ExactSums
 
 
 class RunningSums:
@@ -25,6 +27,10 @@ class RunningSums:
         self._flat_b = [torch.zeros(size, dtype=dtype, pin_memory=pinned) for _ in range(bases)]
         self._views_b = [self.split(flat) for flat in self._flat_b]
 
+    @property
+    def nbytes(self) -> int:
+        return sum(flat.nbytes for flat in self._flat_b)
+
     def split(self, flat: Tensor) -> list[Tensor]:
         """Views of a flat buffer, one per tensor, in their order and shapes."""
         parts = flat.split([shape.numel() for shape in self._shapes])
@@ -39,9 +45,18 @@ class RunningSums:
             if host and phi_b != 0.0:
                 torch._foreach_add_([views[i] for i in present], host, alpha=phi_b)
 
+    def reduce(self, add_up: Callable[[Tensor], None]) -> None:
+        """Hands each flat buffer to `add_up`, which adds it up over ranks in place."""
+        for flat in self._flat_b:
+            add_up(flat)
+
     def combine(self, beta: Sequence[float]) -> list[Tensor]:
-        """sum_b beta_b G_b, as new tensors in the shapes of `like`."""
-        g = self._flat_b[0] * beta[0]
+        """sum_b beta_b G_b in the shapes of `like`. In place, so that closing needs no further buffer: the sums end."""
+        g = self._flat_b[0].mul_(beta[0])
         for beta_b, G_b in zip(beta[1:], self._flat_b[1:], strict=True):
             g.add_(G_b, alpha=beta_b)
         return self.split(g)
+
+
+NewSums = Callable[[Sequence[Tensor], int], RunningSums | ExactSums]
+"""(like, bases) -> sums that start at zero: the one place that decides between FP32 and exact arithmetic."""

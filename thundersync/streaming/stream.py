@@ -15,105 +15,34 @@ The parameters stay fixed between `open` and `close`; the caller clips and takes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from thundersync.objectives.objective import Objective, Settled, check_reward
+from thundersync.objectives.objective import Settled, check_reward
 from thundersync.streaming.boundaries import Piece
+from thundersync.streaming.continuation import Continuation
 from thundersync.streaming.differentiate import differentiate, packs
-from thundersync.streaming.guards import FixedParameters, require_finite, require_no_dropout
-from thundersync.streaming.open_group import GroupClosure, OpenGroup
-from thundersync.streaming.running_sums import RunningSums
+from thundersync.streaming.guards import require_finite
+from thundersync.streaming.open_batch import OpenBatch
+from thundersync.streaming.open_group import GroupClosure, Held, OpenGroup
+from thundersync.streaming.open_scope import OpenScope
 from thundersync.streaming.scores import Segment, SourceStatistics, make_segment
 from thundersync.streaming.turn_chain import TurnChain
+from thundersync.streaming.turn_graph import TurnGraph
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Continuation:
-    """Tokens that follow a prompt (a whole trajectory) or an earlier turn (the next turn): lists, arrays or tensors.
-
-    Shape legend: T = tokens, A = scored tokens among them.
-    """
-
-    ids: Any
-    """Integers [T]; for a trajectory, everything after the prompt."""
-    scored: Any
-    """Booleans [T]: which tokens carry loss."""
-    reward: float | None = None
-    """Of the trajectory, where the objective needs one; finite."""
-    teacher_logprobs: Any = None
-    """Teacher log-probabilities [A], where the objective needs them."""
-    rollout_logprobs: Any = None
-    """The rollout engine's log-probabilities [A], for the mismatch statistics only."""
-
-
-class GradientStream:
+class GradientStream(OpenBatch):
     """One rank's share of a logical batch. Works with any transformers causal LM whose state `boundaries` can cut.
 
     model      in eval mode, or without dropout; only parameters with requires_grad are differentiated
     objective  GRPO, OPD, or any `Objective`
     dtype      of the running sums and of the direction; they live in host memory
+    grid       makes the sums exact: the same bits in any order of arrival, at 8 bytes a parameter and sum
+    graph_bytes most memory of the graphs that release `turn_forward` keeps; None is unbounded
     run_tokens most tokens of one forward pass where several sources or turns may share one (`add_group`, replays)
     """
-
-    def __init__(
-        self, model: nn.Module, objective: Objective, *, dtype: torch.dtype = torch.float32, run_tokens: int = 1024
-    ) -> None:
-        self.model, self.objective, self.dtype, self.run_tokens = model, objective, dtype, run_tokens
-        named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        if not named:
-            raise ValueError("the model has no parameter with requires_grad=True: there is nothing to learn")
-        self._names = [name for name, _ in named]
-        self._parameters = [p for _, p in named]
-        self._fixed: FixedParameters | None = None
-        self._sums: RunningSums | None = None
-        self._groups: dict[Hashable, OpenGroup] = {}
-        self._closed: set[Hashable] = set()
-        self.statistics = SourceStatistics()
-        """Of all sources since the batch was opened."""
-
-    @property
-    def is_open(self) -> bool:
-        return self._sums is not None
-
-    def open(self) -> None:
-        """Opens a logical batch at the model's current parameters.
-
-        Raises RuntimeError when one is open already, or dropout is active.
-        """
-        if self.is_open:
-            raise RuntimeError("a batch is open already: close() or abort() it first")
-        require_no_dropout(self.model)
-        self._fixed = FixedParameters(self._parameters)
-        self._sums = RunningSums(self._parameters, 1, self.dtype)
-        self.statistics = SourceStatistics()
-
-    def open_group(self, group: Hashable, *, size: int, prompt_ids: Any, shift: float | None = None) -> None:
-        """Registers a group of `size` trajectories that continue `prompt_ids`. Allocates nothing yet.
-
-        `shift` fixes c of Equation 7; by default it is the first reward bound. Raises ValueError for a group that
-        is known already, an empty prompt or a size that the objective refuses.
-        """
-        self._require_open()
-        if group in self._groups or group in self._closed:
-            raise ValueError(f"group {group} was opened already in this batch")
-        self.objective.check_group_size(size, group)
-        prompt_ids_P = torch.as_tensor(prompt_ids, device=self._parameters[0].device).long().reshape(-1)
-        if not len(prompt_ids_P):
-            raise ValueError(f"group {group}: the prompt is empty, so the first token has no distribution")
-        self._groups[group] = OpenGroup(
-            key=group,
-            size=size,
-            prompt_ids_P=prompt_ids_P,
-            objective=self.objective,
-            parameters=self._parameters,
-            batch=self._sums,
-            shift=shift,
-        )
 
     def add_trajectory(self, group: Hashable, trajectory: int, source: Continuation) -> SourceStatistics:
         """Forward and backward of a whole trajectory (release `trajectory`), folded into the group's running sums.
@@ -129,7 +58,7 @@ class GradientStream:
         if self.objective.needs_reward:
             reward = check_reward(reward, name)
         segment = self._segment(name, int(opened.prompt_ids_P[-1]), source)
-        phi = self.objective.phi(reward, reward if opened.shift is None else opened.shift)
+        phi = opened.phi(reward, name)
         statistics, _ = self._learn(opened, name, [segment], [1.0], phi, [])
         opened.bind(trajectory, reward)
         opened.folds.append((trajectory, None))
@@ -159,48 +88,133 @@ class GradientStream:
         opened.chains[trajectory] = chain
         return statistics
 
-    def close_trajectory(self, group: Hashable, trajectory: int) -> int:
-        """Ends a trajectory that grew by turns: replays the adjoints that its turns owe to earlier ones.
+    def forward_turn(self, group: Hashable, trajectory: int, source: Continuation, *, turn: int | None = None) -> None:
+        """Forward of a trajectory's next turn; its backward comes with `close_trajectory` (release `turn_forward`).
 
-        Returns the number of tokens that were forwarded again.
+        For every objective. Where the graph would exceed `graph_bytes`, the trajectory is run again when it closes.
         """
         opened = self._group(group)
         opened.check_new(trajectory)
+        graph = opened.graphs.get(trajectory) or TurnGraph(int(opened.prompt_ids_P[-1]))
+        name = opened.name(trajectory, len(graph))
+        if turn is not None and turn != len(graph):
+            raise ValueError(f"{name} is the next one, but turn {turn} came: each turn enters once, in order")
+        segment = self._segment(name, graph.last_token, source)
+        self._fixed.check()
+        opened.graphs[trajectory] = graph
+        alive = {(key, i): graph for key, one in self._groups.items() for i, graph in one.graphs.items()}
+        tokens = len(segment.targets_T)
+        if tokens and self.graphs.make_room(opened.name(trajectory), (group, trajectory), alive, tokens):
+            graph.forward(self.model, self._parameters, segment, opened.context(self.model))
+            self.graphs.note(graph, alive)
+        else:
+            graph.add(segment)
+
+    def add_content(self, group: Hashable, trajectory: int, source: Continuation) -> SourceStatistics:
+        """Forward and backward of a whole trajectory before its reward is known (release `content`).
+
+        H does not depend on the reward; it is kept apart until `bind_reward` brings it.
+        """
+        opened = self._group(group)
+        opened.check_new(trajectory)
+        name = opened.name(trajectory)
+        if trajectory in opened.waiting:
+            raise ValueError(f"{name} waits for its reward already; each source enters exactly once")
+        segment = self._segment(name, int(opened.prompt_ids_P[-1]), source)
+        held, statistics, _ = self._differentiate(opened, name, [segment], [1.0], [])
+        opened.waiting[trajectory] = held
+        self._measure()
+        return statistics
+
+    def bind_reward(self, group: Hashable, trajectory: int, reward: float) -> None:
+        """Folds a trajectory that `add_content` has differentiated."""
+        opened = self._group(group)
+        opened.check_new(trajectory)
+        name = opened.name(trajectory)
+        if trajectory not in opened.waiting:
+            raise ValueError(f"{name} has no gradient that waits for a reward: add_content comes first")
+        phi = opened.phi(check_reward(reward, name), name)
+        self._fold(opened, phi, opened.waiting.pop(trajectory))
+        opened.bind(trajectory, reward)
+        opened.folds.append((trajectory, None))
+
+    def close_trajectory(self, group: Hashable, trajectory: int, reward: float | None = None) -> int:
+        """Ends a trajectory that grew by turns. Returns the number of tokens that were forwarded again.
+
+        After `add_turn` it replays the adjoints that the turns owe to earlier ones; after `forward_turn` it runs the
+        one backward pass. `reward` where the objective needs one.
+        """
+        opened = self._group(group)
+        opened.check_new(trajectory)
+        if trajectory in opened.graphs:
+            return self._close_graph(opened, trajectory, reward)
         if self.objective.source != "turn":
             raise ValueError(f"{self.objective.name} weights whole trajectories: they close with add_trajectory")
         replayed = 0
         chain = opened.chains.pop(trajectory, None)
         if chain is not None:
             prompt = opened.context(self.model)
-            for gradients, tokens in chain.replay(self.model, self._parameters, prompt, self.run_tokens, self.dtype):
+            for gradients, tokens in chain.replay(
+                self.model, self._parameters, prompt, self.run_tokens, self._new_sums
+            ):
                 self._fixed.check()
                 require_finite(gradients.tensors, f"{opened.name(trajectory)}, deferred adjoints")
-                opened.fold((1.0,), gradients, prompt, self.dtype)
+                self._fold(opened, (1.0,), Held(gradients, prompt))
                 replayed += tokens
         opened.bind(trajectory, None)
         return replayed
 
-    def close_group(self, group: Hashable) -> GroupClosure:
-        """Combines the group's sums (Equation 7) and runs one backward pass through the shared prompt."""
-        closure = self._group(group).close()
-        self._closed.add(group)
-        del self._groups[group]
-        return closure
+    def graph_was_dropped(self, group: Hashable, trajectory: int) -> bool:
+        """Whether a trajectory that came by `forward_turn` will be run again, for want of memory."""
+        graph = self._group(group).graphs.get(trajectory)
+        return graph is not None and not graph.kept
+
+    def _close_graph(self, opened: OpenGroup, trajectory: int, reward: float | None) -> int:
+        name = opened.name(trajectory)
+        if self.objective.needs_reward:
+            reward = check_reward(reward, name)
+        phi = opened.phi(reward, name)
+        graph = opened.graphs.pop(trajectory)
+        again = 0
+        if graph.kept:
+            self._fixed.check()
+            prompt = opened.context(self.model)
+            gradients, statistics = graph.backward(self._parameters, self.objective, prompt)
+            if gradients is not None:
+                require_finite(gradients.tensors, name)
+            self._fold(opened, phi, Held(gradients, prompt))
+            self.statistics += statistics
+        else:
+            again = graph.tokens
+            self._learn(opened, name, [graph.whole()], [1.0], phi, [])
+        opened.bind(trajectory, reward)
+        opened.folds.append((trajectory, None))
+        return again
 
     def add_group(
-        self, group: Hashable, prompt_ids: Any, continuations: Sequence[Continuation]
+        self,
+        group: Hashable,
+        prompt_ids: Any,
+        continuations: Sequence[Continuation],
+        batch_rewards: Sequence[float] | None = None,
     ) -> tuple[SourceStatistics, GroupClosure]:
         """A complete group at once (reduction `direct`): its weights are known, so they multiply the scores directly.
 
         `continuations` are the group's trajectories 0, 1, ...; they share forward passes of at most `run_tokens` padded
-        tokens. One running gradient, no sums per basis; the prompt is differentiated once. Raises as `add_trajectory`.
+        tokens. One running gradient, no sums per basis; the prompt is differentiated once. An objective of scope
+        "batch" also needs `batch_rewards`, those of all trajectories of the batch, over all ranks. Raises as
+        `add_trajectory`, and ValueError without them.
         """
+        by_batch = self.objective.scope == "batch"
+        if by_batch and batch_rewards is None:
+            raise ValueError(f"group {group}: {self.objective.name} weights it by the whole batch: give batch_rewards")
         self.open_group(group, size=len(continuations), prompt_ids=prompt_ids)
         opened = self._groups[group]
         rewards = [c.reward for c in continuations]
         if self.objective.needs_reward:
             rewards = [check_reward(r, opened.name(i)) for i, r in enumerate(rewards)]
-        opened.objective = Settled(self.objective, rewards)
+        opened.objective = Settled(self.objective, batch_rewards if by_batch else rewards)
+        opened.scope = OpenScope(shift=opened.objective.shift)
         last = int(opened.prompt_ids_P[-1])
         segments = [self._segment(opened.name(i), last, continuation) for i, continuation in enumerate(continuations)]
         total = SourceStatistics()
@@ -213,38 +227,6 @@ class GradientStream:
             opened.bind(i, reward)
             opened.folds.append((i, None))
         return total, self.close_group(group)
-
-    def close(self) -> dict[str, Tensor]:
-        """The ascent direction g_k of the batch: name -> tensor in host memory, divided by N.
-
-        Raises RuntimeError while a group is open or when the parameters changed, ValueError when the objective has no
-        update for the batch; the batch then stays open.
-        """
-        sums, scored_tokens = self._drain(self.objective.divisor)
-        divisor = self.objective.divisor(scored_tokens)  # Equation 9: unnormalised until here, divided once
-        return {name: tensor.div_(divisor) for name, tensor in sums.items()}
-
-    def close_sums(self) -> tuple[dict[str, Tensor], int]:
-        """As `close`, but undivided and with this rank's scored tokens: ranks add both up, then divide once."""
-        return self._drain(lambda scored_tokens: 1.0)
-
-    def abort(self) -> None:
-        """Lets go of an open batch without an update."""
-        self._groups.clear()
-        self._closed.clear()
-        self._sums = self._fixed = None
-
-    def _require_open(self) -> None:
-        if not self.is_open:
-            raise RuntimeError("no batch is open: call open() first")
-
-    def _group(self, group: Hashable) -> OpenGroup:
-        self._require_open()
-        if group in self._closed:
-            raise ValueError(f"group {group} is closed: nothing can be added to it")
-        if group not in self._groups:
-            raise ValueError(f"group {group} was never opened in this batch")
-        return self._groups[group]
 
     def _segment(self, name: str, previous: int, source: Continuation) -> Segment:
         teacher = source.teacher_logprobs
@@ -264,27 +246,33 @@ class GradientStream:
         keep_states: bool = False,
     ) -> tuple[SourceStatistics, tuple[Tensor, ...]]:
         """One source, or several that share phi: forward, backward, fold. Folds all of it or nothing."""
+        held, statistics, states = self._differentiate(opened, name, segments, weights, turns, keep_states)
+        self._fold(opened, phi, held)
+        return statistics, states
+
+    def _differentiate(
+        self,
+        opened: OpenGroup,
+        name: str,
+        segments: Sequence[Segment],
+        weights: Sequence[float],
+        turns: Sequence[Piece],
+        keep_states: bool = False,
+    ) -> tuple[Held, SourceStatistics, tuple[Tensor, ...]]:
+        """H of one source, or the weighted sum of several, checked and not folded yet."""
         self._fixed.check()
         if not keep_states and not any(segment.scored_tokens for segment in segments):
-            return SourceStatistics(), ()
+            return Held(None, ()), SourceStatistics(), ()
         context = [*opened.context(self.model), *turns]
         gradients, states, statistics = differentiate(
             self.model, self._parameters, self.objective, segments, weights, context, keep_states
         )
         if gradients is not None:
             require_finite(gradients.tensors, name)
-            opened.fold(phi, gradients, context, self.dtype)
         self.statistics += statistics
-        return statistics, states
+        return Held(gradients, context), statistics, states
 
-    def _drain(self, check: Callable[[int], float]) -> tuple[dict[str, Tensor], int]:
-        """The batch's sums, after every guard; the stream holds nothing afterwards."""
-        self._require_open()
-        if self._groups:
-            raise RuntimeError(f"groups are still open: {', '.join(map(str, self._groups))}; close_group() each first")
-        self._fixed.check_values()
-        scored_tokens = self.statistics.scored_tokens
-        check(scored_tokens)
-        sums = dict(zip(self._names, self._sums.combine((1.0,)), strict=True))
-        self.abort()
-        return sums, scored_tokens
+    def _fold(self, opened: OpenGroup, phi: Sequence[float], held: Held) -> None:
+        if held.gradients is not None:
+            opened.fold(phi, held.gradients, held.context)
+        self._measure()

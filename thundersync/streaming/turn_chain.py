@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from thundersync.streaming.boundaries import Piece, cut, join, run_segment
 from thundersync.streaming.differentiate import Gradients, backward
+from thundersync.streaming.running_sums import NewSums
 from thundersync.streaming.scores import Segment
 
 
@@ -46,7 +47,7 @@ class TurnChain:
             self.last_token = int(segment.targets_T[-1])
 
     def replay(
-        self, model: nn.Module, parameters: Sequence[Tensor], prompt: Sequence[Piece], tokens: int, dtype: torch.dtype
+        self, model: nn.Module, parameters: Sequence[Tensor], prompt: Sequence[Piece], tokens: int, new_sums: NewSums
     ) -> Iterator[tuple[Gradients, int]]:
         """Yields deferred gradients and tokens forwarded, last turns first; the caller folds the adjoints of `prompt`.
 
@@ -65,7 +66,7 @@ class TurnChain:
             seeds = [adjoint.to(state) for adjoint, state in zip(owed, states, strict=True)]
             gradients = backward(states, seeds, parameters, context)
             for piece, adjoints in zip(self._pieces[:start], gradients.adjoints[len(prompt) :], strict=True):
-                piece.fold((1.0,), adjoints, dtype)
+                piece.fold((1.0,), adjoints, new_sums)
             yield Gradients(gradients.parameters, gradients.adjoints[: len(prompt)]), len(inputs_T)
             end = start
 

@@ -1,0 +1,163 @@
+"""What each release policy costs the learner: `python -m experiments.bench_release`.
+
+One trajectory of several turns, against the plain forward and backward of the same tokens (= 1), alternating within
+each repetition, on one thread. Early work is done while the trajectory grows; the tail is what is left when its last
+turn is ready, that turn's own work included. Under `content` the tail runs beside the verifier.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from experiments.compose import compose_run
+from paper_figures import common
+from paper_figures.release_report import draw, frame, text
+from thundersync.learner.policy import load_policy
+from thundersync.objectives import OPD
+from thundersync.streaming import Continuation, GradientStream
+from thundersync.warm_start import build_models
+
+RELEASES = ("trajectory", "content", "turn_eager", "turn_forward")
+PROMPT = 64
+CASES = ((2, 64), (4, 64), (8, 32), (8, 64), (12, 128), (24, 32))
+"""(turns, tokens of a turn)."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument("--results", type=Path, default=Path("results/release"))
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    config = compose_run([])
+    model_config = config.model
+    models = build_models(
+        Path(config.cache),
+        config.workload.name,
+        seed=model_config.seed,
+        steps=model_config.steps,
+        demonstrated_tasks=model_config.demonstrated_tasks,
+        intermediate=model_config.intermediate,
+    )
+    model = load_policy(models.student)
+    rows = []
+    for turns, tokens in tqdm(CASES, desc="release policies", disable=None):
+        rows += measure(model, turns, tokens, arguments.repetitions)
+    report = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "prompt_tokens": PROMPT,
+        "repetitions": arguments.repetitions,
+        "unit": "plain forward and backward of the same tokens, one thread, median of repetitions",
+        "rows": rows,
+    }
+    common.write_results(arguments.results, draw(report), frame(report), report, text(report))
+    print(text(report))
+
+
+def measure(model, turns: int, tokens: int, repetitions: int) -> list[dict]:
+    """One row per release policy: medians over the repetitions, each against the plain pass of its own repetition."""
+    generator = torch.Generator().manual_seed(turns * 1000 + tokens)
+    vocabulary = model.config.vocab_size
+    prompt = torch.randint(vocabulary, (PROMPT,), generator=generator)
+    pieces = [torch.randint(vocabulary, (tokens,), generator=generator) for _ in range(turns)]
+    masks = [torch.rand(tokens, generator=generator) < 0.5 for _ in range(turns)]
+    sources = [
+        Continuation(ids=ids, scored=mask, teacher_logprobs=torch.full((int(mask.sum()),), -1.0))
+        for ids, mask in zip(pieces, masks, strict=True)
+    ]
+    found: dict[str, list[tuple[float, float]]] = {release: [] for release in RELEASES}
+    peak = {}
+    for repetition in range(repetitions + 1):
+        plain = _seconds(lambda: _plain(model, prompt, torch.cat(pieces), torch.cat(masks)))
+        for release in RELEASES:
+            early, tail, graph_bytes = _run(model, release, prompt, sources)
+            peak[release] = graph_bytes
+            if repetition:  # the first one warms up
+                found[release].append((early / plain, tail / plain))
+    return [
+        {
+            "turns": turns,
+            "tokens_per_turn": tokens,
+            "release": release,
+            "early": statistics.median(early for early, _ in pairs),
+            "tail": statistics.median(tail for _, tail in pairs),
+            "total": statistics.median(early + tail for early, tail in pairs),
+            "peak_graph_bytes": peak[release],
+        }
+        for release, pairs in found.items()
+    ]
+
+
+def _run(model, release: str, prompt, sources) -> tuple[float, float, int]:
+    """(seconds before the last turn is ready, seconds from there to the closed group, peak bytes of saved graphs)."""
+    stream = GradientStream(model, OPD())
+    saved = PeakOfSaved()
+    with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
+        stream.open()
+        stream.open_group(0, size=1, prompt_ids=prompt)
+        steps: list[Callable[[], object]]
+        if release in ("trajectory", "content"):
+            early, steps = 0.0, [lambda: stream.add_trajectory(0, 0, _joined(sources))]
+        else:
+            add = stream.add_turn if release == "turn_eager" else stream.forward_turn
+            early = _seconds(lambda: [add(0, 0, source) for source in sources[:-1]])
+            steps = [lambda: add(0, 0, sources[-1]), lambda: stream.close_trajectory(0, 0)]
+        tail = _seconds(lambda: [step() for step in [*steps, lambda: stream.close_group(0)]])
+        stream.close()
+    return early, tail, max(saved.peak, stream.graphs.peak)
+
+
+def _plain(model, prompt, ids, mask) -> None:
+    """The loss of the whole sequence in one forward and one backward pass."""
+    full = torch.cat([prompt, ids])
+    logits = model(input_ids=full[None], use_cache=False).logits[0, len(prompt) - 1 : -1]
+    logprobs = torch.log_softmax(logits[mask].float(), -1).gather(-1, ids[mask][:, None])
+    torch.autograd.grad(logprobs.sum(), [p for p in model.parameters() if p.requires_grad])
+
+
+def _joined(sources) -> Continuation:
+    return Continuation(
+        ids=torch.cat([s.ids for s in sources]),
+        scored=torch.cat([s.scored for s in sources]),
+        teacher_logprobs=torch.cat([s.teacher_logprobs for s in sources]),
+    )
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+class PeakOfSaved:
+    """Bytes that autograd holds at once for backward passes, views counted with their own size."""
+
+    def __init__(self) -> None:
+        self.live = self.peak = 0
+
+    def pack(self, tensor):
+        return _Held(self, tensor)
+
+    def unpack(self, held):
+        return held.tensor
+
+
+class _Held:
+    def __init__(self, count: PeakOfSaved, tensor) -> None:
+        self.count, self.tensor = count, tensor
+        count.live += tensor.nbytes
+        count.peak = max(count.peak, count.live)
+
+    def __del__(self) -> None:
+        self.count.live -= self.tensor.nbytes
+
+
+if __name__ == "__main__":
+    main()

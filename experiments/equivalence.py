@@ -1,0 +1,154 @@
+"""Show that ThunderSync takes Sync's update: `python -m experiments.equivalence` (Appendix G, and beyond it).
+
+Trains Sync with exact sums and records its logical batches; replays ten of them under every schedule, release and
+precision; trains ThunderSync on the same seed and compares the policies that both runs published, update by update.
+Exits with status 1 when a threshold is exceeded. Interrupted, it goes on where it was; `--fresh` starts over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from tqdm import tqdm
+
+from experiments.compose import check_overrides, compose_run, fail
+from paper_figures import common
+from paper_figures.equivalence_report import data_frame, text
+from paper_figures.fig11_update_equivalence import draw
+from thundersync.cluster.session import open_session
+from thundersync.config import ConfigError, RunConfig
+from thundersync.equivalence.check import Findings, Subject, check, replayed_updates
+from thundersync.equivalence.end_to_end import EndToEnd, compare_runs
+from thundersync.learner.optimizer import AdamWSettings
+from thundersync.objectives import GRPO, OPD
+from thundersync.records import BatchEventRecord, CheckpointRecord, RecordError, RunDirectory, recorded_batches
+from thundersync.trainer import Interrupted, require_available, train
+
+RUNS = Path("runs/equivalence")
+RELEASES = {"grpo": ("trajectory", "content", "turn_forward"), "opd": ("turn_eager", "turn_forward")}
+FIXED = (
+    "objective.prompts_per_update=4",
+    "objective.trajectories_per_prompt=4",
+    "objective.sums=exact",
+    "scale.budget_s=100000",
+    "scale.checkpoint_every_s=100000",
+    f"runs={RUNS}",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", help="as of experiments.train, for instance workload=micro_terminal")
+    parser.add_argument("--batches", type=int, default=10, help="recorded logical batches that are replayed")
+    parser.add_argument("--updates", type=int, default=20, help="updates of the two whole runs")
+    parser.add_argument("--fresh", action="store_true", help="forget the recorded runs first")
+    parser.add_argument("--results", type=Path, default=Path("results/equivalence"))
+    arguments = parser.parse_args()
+    try:
+        check_overrides(arguments.overrides)
+        require_available(configuration(arguments, "grpo", "sync", arguments.updates))
+        report = run(arguments)
+    except (ConfigError, RecordError, Interrupted) as error:
+        fail(error)
+    report["paper"] = json.loads(common.REFERENCE.read_text(encoding="utf-8"))["equivalence"]
+    figure = draw(report, report["paper"]["b200"])
+    common.write_results(arguments.results, figure, data_frame(report), report, text(report))
+    print(text(report))
+    sys.exit(1 if report["broken"] else 0)
+
+
+def run(arguments: argparse.Namespace) -> dict:
+    """Trains, replays, compares; everything that the report states."""
+    if arguments.fresh:
+        shutil.rmtree(RUNS, ignore_errors=True)
+    with open_session(replicas=1) as session:
+        recorded = {
+            objective: record(arguments, session, objective, updates)
+            for objective, updates in (("grpo", arguments.updates), ("opd", arguments.batches))
+        }
+        streamed = train(configuration(arguments, "grpo", "thundersync", arguments.updates), session)
+    whole = compare_runs(RunDirectory(recorded["grpo"][1]), RunDirectory(streamed))
+    subjects = {name: subject(arguments, *found) for name, found in recorded.items()}
+    findings = {}
+    total = sum(map(replayed_updates, subjects.values()))
+    with tqdm(total=total, desc="replays", unit="update", disable=None) as bar:
+        for name, one in subjects.items():
+            findings[name] = check(one, on_update=bar.update)
+    return summary(arguments, findings, whole)
+
+
+def configuration(arguments: argparse.Namespace, objective: str, schedule: str, updates: int) -> RunConfig:
+    mine = [f"objective={objective}", f"schedule={schedule}", f"scale.max_updates={updates}"]
+    mine += [f"name={objective}-{schedule}", "record_batches=true"]
+    if schedule == "sync":
+        mine.append("schedule.reduction=sums")
+    return compose_run([*arguments.overrides, *FIXED, *mine])
+
+
+def record(arguments: argparse.Namespace, session, objective: str, updates: int) -> tuple[RunConfig, Path]:
+    """A Sync `sums` run with its batches kept."""
+    config = configuration(arguments, objective, "sync", updates)
+    return config, train(config, session)
+
+
+def subject(arguments: argparse.Namespace, config: RunConfig, path: Path) -> Subject:
+    """The first batches of a recorded run, and the policy that they start from."""
+    directory = RunDirectory(path)
+    prompts = config.objective.prompts_per_update
+    optimizer = config.optimizer
+    return Subject(
+        policy=path / directory.read(CheckpointRecord)[0].path,
+        objective=GRPO(prompts=prompts, eps=config.objective.advantage_epsilon)
+        if config.objective.name == "grpo"
+        else OPD(),
+        settings=AdamWSettings(
+            learning_rate=optimizer.learning_rate,
+            betas=optimizer.betas,
+            eps=optimizer.epsilon,
+            weight_decay=optimizer.weight_decay,
+            max_norm=optimizer.clip_norm,
+        ),
+        batches=recorded_batches(directory.read(BatchEventRecord))[: arguments.batches],
+        releases=RELEASES[config.objective.name],
+        exact_exponent=config.objective.exact_exponent,
+    )
+
+
+def summary(arguments: argparse.Namespace, findings: dict[str, Findings], whole: EndToEnd) -> dict:
+    """The report: one entry per kind of check, and everything that broke a threshold."""
+    broken = [f"{name}, {words}" for name, found in findings.items() for words in found.broken()]
+    if not whole.holds:
+        missed = [words for words, holds in whole.conditions.items() if not holds]
+        equal = f"{whole.hashes_equal} of {whole.updates} hashes equal"
+        broken.append(f"end to end: {equal}; conditions that do not hold: {', '.join(missed) or 'none'}")
+    return {
+        "scale": "embedded",
+        "batches": arguments.batches,
+        "fp32": {name: {r: asdict(c) for r, c in found.fp32.items()} for name, found in findings.items()},
+        "bf16": {
+            name: {
+                "sync": found.bf16_sync.relative_error,
+                "thundersync": found.bf16_thundersync.relative_error,
+                "gap_between_schedules": found.bf16_gaps[-1],
+                "gap_to_fp32": found.bf16_sync.gaps[-1],
+            }
+            for name, found in findings.items()
+        },
+        "fp64": {name: {r: c.relative_error for r, c in found.fp64.items()} for name, found in findings.items()},
+        "exact_permutations": {
+            name: found.exact | {"underflow": found.exact_underflow, "learner_time_ratio": found.exact_cost}
+            for name, found in findings.items()
+        },
+        "end_to_end": asdict(whole) | {"conditions": whole.conditions, "holds": whole.holds},
+        "broken": broken,
+        "objectives": {name: found.as_dict() for name, found in findings.items()},
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""Replays of recorded batches: every release takes Sync's update; exact sums to the bit; and the check can fail."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config
+
+from thundersync.batch import GroupKey, GroupPlan, LogicalBatch, Task, Trajectory, TrajectoryKey, Turn
+from thundersync.equivalence import compare
+from thundersync.equivalence.check import Subject, check, replayed_updates
+from thundersync.equivalence.replay import Variant, reordered, replay
+from thundersync.learner.optimizer import AdamWSettings
+from thundersync.objectives import GRPO, OPD
+from thundersync.ports import ContentReady, RewardReady, TurnReady
+from thundersync.records import batch_event_record, read_lines, recorded_batches
+from thundersync.records.batches import BatchEventRecord
+from thundersync.records.files import to_line
+
+VOCAB, GROUPS, SIZE, UPDATES = 31, 2, 3, 3
+SETTINGS = AdamWSettings(learning_rate=1e-3)
+RELEASES = {"grpo": ("trajectory", "content", "turn_forward"), "opd": ("turn_eager", "turn_forward")}
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    config = Qwen3Config(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        vocab_size=VOCAB,
+        tie_word_embeddings=True,
+        initializer_range=0.15,
+    )
+    path = tmp_path_factory.mktemp("policy")
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    return path
+
+
+def batches():
+    """Logical batches whose trajectories take turns in becoming ready."""
+    made = []
+    for update in range(UPDATES):
+        rng = np.random.default_rng(update)
+        prompts = [rng.integers(0, VOCAB, 6).astype(np.int32) for _ in range(GROUPS)]
+        queues = [_events(TrajectoryKey(update, g, i), prompts[g], rng) for g in range(GROUPS) for i in range(SIZE)]
+        events = []
+        while queues := [q for q in queues if q]:
+            events.append(queues[rng.integers(len(queues))].pop(0))
+        events = [replace(event, at=float(at)) for at, event in enumerate(events)]
+        task = Task(task_id="t", split_group="", instruction="")
+        plans = tuple(GroupPlan(key=GroupKey(update, g), task=task, size=SIZE) for g in range(GROUPS))
+        made.append((LogicalBatch(update=update, groups=plans), events))
+    return made
+
+
+def _events(key: TrajectoryKey, prompt, rng) -> list:
+    turns, events = [], []
+    for t in range(int(rng.integers(1, 4))):
+        action = rng.integers(0, VOCAB, int(rng.integers(1, 6))).astype(np.int32)
+        context = rng.integers(0, VOCAB, 3 if t else 0).astype(np.int32)
+        logprobs = -rng.random(len(action)).astype(np.float32)
+        versions = np.full(len(action), key.update, np.int32)
+        turns.append(Turn(context_ids_C=context, action_ids_A=action, logprobs_A=logprobs, versions_A=versions))
+        scores = -rng.random(len(action)).astype(np.float32)
+        events.append(
+            TurnReady(key=key.turn(t), prompt_ids_P=prompt, turn=turns[-1], teacher_logprobs_A=scores, at=0.0)
+        )
+    whole = Trajectory(
+        key=key, task_id="t", prompt_ids_P=prompt, turns=tuple(turns), reward=None, success=None, outcome="submitted"
+    )
+    reward = float(rng.integers(0, 4)) / 3
+    graded = replace(whole, reward=reward, success=reward == 1)
+    return [*events, ContentReady(trajectory=whole, at=0.0), RewardReady(trajectory=graded, at=0.0)]
+
+
+def subject(policy, name: str) -> Subject:
+    return Subject(
+        policy=policy,
+        objective=GRPO(prompts=GROUPS) if name == "grpo" else OPD(),
+        settings=SETTINGS,
+        batches=batches(),
+        releases=RELEASES[name],
+        exact_exponent=-44,
+    )
+
+
+@pytest.mark.parametrize("name", ["grpo", "opd"])
+def test_the_whole_check_holds_for_every_release(policy, name):
+    counted = []
+    one = subject(policy, name)
+    findings = check(one, on_update=lambda: counted.append(1))
+    assert len(counted) == replayed_updates(one)
+    assert findings.broken() == []
+    assert set(findings.fp32) == set(findings.fp64) == set(RELEASES[name])
+    assert all(c.relative_error < 1e-12 for c in findings.fp64.values())
+    assert 1e-3 < findings.bf16_sync.relative_error < 0.2  # BF16 keeps 8 bits: it is really run in BF16
+    assert len(findings.bf16_gaps) == UPDATES and all(findings.exact.values())
+
+
+def test_a_gradient_that_is_off_is_noticed(policy, monkeypatch):
+    """Dropping what the continuations owe to the prompt must break the check."""
+    from thundersync.streaming.open_group import OpenGroup
+
+    one = subject(policy, "grpo")
+    reference = replay(policy, one.objective, SETTINGS, one.batches, Variant(schedule="sync", release="trajectory"))
+    monkeypatch.setattr(OpenGroup, "_backward_through_prompt", lambda self, *beta: None)
+    ours = replay(policy, one.objective, SETTINGS, one.batches, Variant(schedule="thundersync", release="trajectory"))
+    assert any("first direction" in words for words in compare.broken_fp32(compare.compare(ours, reference)))
+
+
+def test_fp32_sums_end_in_other_bits_in_another_order(policy):
+    """So the exact comparison can fail."""
+    one = subject(policy, "grpo")
+    variant = Variant(schedule="thundersync", release="trajectory")
+    shuffled = reordered(one.batches, torch.Generator().manual_seed(1))
+    hashes = [replay(policy, one.objective, SETTINGS, b, variant).hashes for b in (one.batches, shuffled)]
+    assert hashes[0] != hashes[1]
+
+
+def test_a_recording_survives_the_file(policy, tmp_path):
+    path = tmp_path / BatchEventRecord.FILE
+    original = batches()
+    path.write_text("".join(to_line(batch_event_record(e)) + "\n" for _, events in original for e in events))
+    restored = recorded_batches(read_lines(path, BatchEventRecord))
+    one = subject(policy, "opd")
+    variant = Variant(schedule="thundersync", release="turn_eager")
+    hashes = [replay(policy, one.objective, SETTINGS, b, variant).hashes for b in (original, restored)]
+    assert hashes[0] == hashes[1] and len(set(hashes[0])) == UPDATES
+
+
+def test_a_reordering_keeps_each_trajectory_in_sequence():
+    original = batches()
+    for (_, before), (_, after) in zip(original, reordered(original, torch.Generator().manual_seed(3)), strict=True):
+        assert before != after
+        for key in {event.key[:3] for event in before}:
+            assert [e.at for e in after if e.key[:3] == key] == [e.at for e in before if e.key[:3] == key]
+
+
+def test_distances_by_hand():
+    start, ours, reference = (torch.tensor(v, dtype=torch.float64) for v in ([0.0, 0.0], [3.0, 4.5], [3.0, 4.0]))
+    assert compare.parameter_gap(ours, reference, start) == pytest.approx(0.1)  # 0.5 / 5
+    assert compare.relative_error(ours, reference) == pytest.approx(0.1)
+    cosine = (9 + 18) / (5 * (9 + 20.25) ** 0.5)
+    assert compare.one_minus_cosine(ours, reference) == pytest.approx(1 - cosine)
+
+
+def test_shipped_thresholds_are_those_of_the_design():
+    assert (compare.DIRECTION_FP64, compare.DIRECTION_FP32) == (1e-12, 2e-6)
+    assert (compare.GAP_FP32, compare.GAP_FP32_TENTH) == (5e-4, 1e-4)
+    good = compare.Comparison(relative_error=1e-6, one_minus_cosine=0.0, gaps=(4e-4,) * 9 + (9e-5,))
+    assert compare.broken_fp32(good) == []
+    assert compare.broken_fp32(replace(good, relative_error=3e-6)) and compare.broken_fp32(
+        replace(good, gaps=(4e-4,) * 10)
+    )
+    assert compare.broken_fp32(replace(good, relative_error=float("nan")))
+    assert compare.broken_fp64(replace(good, relative_error=2e-12))

@@ -1,0 +1,102 @@
+"""Every release policy gives the plain gradient, whatever arrives when and however little memory graphs may take."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from plain_gradients import flat, plain_grpo, plain_opd, random_group, relative_error, tiny_model
+from test_exactness import anything_scored, turns_of, whole
+
+from thundersync.objectives import GRPO, OPD
+from thundersync.streaming import GradientStream
+
+MODEL, WIDE = tiny_model(), tiny_model(dtype=torch.float64)
+examples = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def learn(name: str, release: str, groups, order: np.random.Generator, graph_bytes=None):
+    """Turns, contents and rewards in an order that could happen; returns the direction and the stream."""
+    objective = GRPO(prompts=len(groups)) if name == "grpo" else OPD()
+    stream = GradientStream(MODEL, objective, graph_bytes=graph_bytes)
+    stream.open()
+    for g, group in enumerate(groups):
+        stream.open_group(g, size=len(group.members), prompt_ids=group.prompt)
+    left = [len(group.members) for group in groups]
+    steps = {(g, i): [*turns_of(m), "content", "reward"] for g, x in enumerate(groups) for i, m in enumerate(x.members)}
+    while steps:
+        g, i = list(steps)[order.integers(len(steps))]
+        step, member = steps[g, i].pop(0), groups[g].members[i]
+        if release == "content" and step == "content":
+            stream.add_content(g, i, whole(member, teacher=name == "opd"))
+        elif release == "content" and step == "reward":
+            stream.bind_reward(g, i, member.reward)
+        elif release == "turn_forward" and step == "reward":
+            stream.close_trajectory(g, i, member.reward)
+        elif release == "turn_forward" and step != "content":
+            stream.forward_turn(g, i, step)
+        if step == "reward":
+            del steps[g, i]
+            left[g] -= 1
+            if not left[g]:
+                stream.close_group(g)
+    return stream.close(), stream
+
+
+@pytest.mark.parametrize(("name", "release"), [("grpo", "content"), ("grpo", "turn_forward"), ("opd", "turn_forward")])
+@examples
+@given(seed=st.integers(0, 2**32 - 1), graph_bytes=st.sampled_from([None, 0, 20_000]))
+def test_the_release_policy_does_not_change_the_update(name, release, seed, graph_bytes):
+    rng = np.random.default_rng(seed)
+    # Rewards that are well apart: nearly equal ones divide by a small deviation, which enlarges any FP32 error.
+    sizes = rng.integers(2, 4, 2)
+    groups = [random_group(rng, size, rewards=list(rng.choice([0.0, 0.5, 1.0], size))) for size in sizes]
+    if not anything_scored(groups):
+        return
+    expected = (plain_grpo if name == "grpo" else plain_opd)(WIDE, groups)
+    direction, stream = learn(name, release, groups, rng, graph_bytes)
+    if expected.norm() > 1e-6:
+        assert relative_error(flat(direction), expected) < 2e-6
+    scored = sum(int(member.scored.sum()) for group in groups for member in group.members)
+    assert stream.statistics.scored_tokens == scored
+
+
+def test_graphs_stay_within_their_memory_and_those_that_give_way_are_named():
+    groups = [random_group(np.random.default_rng(4), 5)]
+    _, free = learn("grpo", "turn_forward", groups, np.random.default_rng(0))
+    assert free.graphs.peak > 0 and not free.graphs.dropped
+    budget = free.graphs.peak // 3
+    _, tight = learn("grpo", "turn_forward", groups, np.random.default_rng(0), budget)
+    assert tight.graphs.dropped and f"the {budget} bytes of graph_bytes" in tight.graphs.dropped[0]
+    assert tight.graphs.peak < free.graphs.peak
+
+
+def test_nothing_is_alive_after_the_batch():
+    """Graphs hold their activations by reference only: with the batch closed, no tensor of the passes is left."""
+    import gc
+
+    def alive() -> int:
+        gc.collect()
+        return sum(isinstance(o, torch.Tensor) for o in gc.get_objects())
+
+    groups = [random_group(np.random.default_rng(6), 3)]
+    learn("opd", "turn_forward", groups, np.random.default_rng(0))
+    before = alive()
+    direction, _ = learn("opd", "turn_forward", groups, np.random.default_rng(0))
+    assert alive() - before <= len(direction) + 1
+
+
+def test_a_reward_before_its_content_and_a_content_twice_are_refused():
+    group = random_group(np.random.default_rng(2), 2)
+    stream = GradientStream(MODEL, GRPO(prompts=1))
+    stream.open()
+    stream.open_group(0, size=2, prompt_ids=group.prompt)
+    with pytest.raises(ValueError, match="trajectory 0 has no gradient that waits for a reward"):
+        stream.bind_reward(0, 0, 1.0)
+    stream.add_content(0, 0, whole(group.members[0]))
+    with pytest.raises(ValueError, match="waits for its reward already"):
+        stream.add_content(0, 0, whole(group.members[0]))
+    with pytest.raises(RuntimeError, match="has 0 of 2 trajectories"):
+        stream.close_group(0)

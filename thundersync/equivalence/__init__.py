@@ -1,0 +1,1 @@
+"""The same logical batches under every schedule, release and precision, compared (Appendix G)."""
