@@ -78,7 +78,7 @@ def _gaps(axis, findings: dict, title: str) -> None:
     )
     for i, (release, comparison) in enumerate(findings["fp32"].items()):
         axis.semilogy(
-            updates,
+            range(1, len(comparison["gaps"]) + 1),
             comparison["gaps"],
             "oDv*"[i % 4] + "-",
             ms=4,

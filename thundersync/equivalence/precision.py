@@ -12,10 +12,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp64": torch.float64}
 
 
+def native_bf16() -> bool:
+    """Whether this CPU multiplies BF16 matrices itself."""
+    return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
 @contextlib.contextmanager
 def arithmetic(precision: str) -> Iterator[None]:
     """The context in which a model of that precision is run."""
-    with {"fp32": contextlib.nullcontext, "fp64": WideCasts, "bf16": ProductsThroughFP32}[precision]():
+    bf16 = contextlib.nullcontext if native_bf16() else ProductsThroughFP32
+    with {"fp32": contextlib.nullcontext, "fp64": WideCasts, "bf16": bf16}[precision]():
         yield
 
 
