@@ -25,12 +25,10 @@ from thundersync.config import ConfigError, RunConfig
 from thundersync.equivalence.check import Findings, Subject, check, replayed_updates
 from thundersync.equivalence.end_to_end import EndToEnd, compare_runs
 from thundersync.learner.optimizer import AdamWSettings
-from thundersync.objectives import GRPO, OPD
 from thundersync.records import BatchEventRecord, CheckpointRecord, RecordError, RunDirectory, recorded_batches
 from thundersync.trainer import Interrupted, require_available, train
 
 RUNS = Path("runs/equivalence")
-RELEASES = {"grpo": ("trajectory", "content", "turn_forward"), "opd": ("turn_eager", "turn_forward")}
 FIXED = (
     "objective.prompts_per_update=4",
     "objective.trajectories_per_prompt=4",
@@ -99,13 +97,10 @@ def record(arguments: argparse.Namespace, session, objective: str, updates: int)
 def subject(arguments: argparse.Namespace, config: RunConfig, path: Path) -> Subject:
     """The first batches of a recorded run, and the policy that they start from."""
     directory = RunDirectory(path)
-    prompts = config.objective.prompts_per_update
     optimizer = config.optimizer
     return Subject(
         policy=path / directory.read(CheckpointRecord)[0].path,
-        objective=GRPO(prompts=prompts, eps=config.objective.advantage_epsilon)
-        if config.objective.name == "grpo"
-        else OPD(),
+        objective=config.objective.build(),
         settings=AdamWSettings(
             learning_rate=optimizer.learning_rate,
             betas=optimizer.betas,
@@ -114,7 +109,7 @@ def subject(arguments: argparse.Namespace, config: RunConfig, path: Path) -> Sub
             max_norm=optimizer.clip_norm,
         ),
         batches=recorded_batches(directory.read(BatchEventRecord))[: arguments.batches],
-        releases=RELEASES[config.objective.name],
+        releases=config.objective.releases,
         exact_exponent=config.objective.exact_exponent,
     )
 

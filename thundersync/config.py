@@ -51,9 +51,9 @@ class ObjectiveConfig(Part):
 
     @model_validator(mode="after")
     def _settings_fit(self) -> ObjectiveConfig:
-        fits = ("turn_eager", "turn_forward") if self.name == "opd" else ("trajectory", "content", "turn_forward")
-        if self.release not in fits:
-            raise ValueError(f"objective.release is {self.release!r}: {self.name} is released by {' or '.join(fits)}")
+        if self.release not in self.releases:
+            fits = " or ".join(self.releases)
+            raise ValueError(f"objective.release is {self.release!r}: {self.name} is released by {fits}")
         if self.name == "dr_grpo" and self.length is None:
             raise ValueError("objective.length is not set: Dr. GRPO divides by a constant length, in tokens")
         compares = {"grpo": "GRPO", "dr_grpo": "Dr. GRPO", "rloo": "RLOO"}.get(self.name)
@@ -65,6 +65,11 @@ class ObjectiveConfig(Part):
             raise ValueError(f"objective.sums is exact: {self.name} weights by the whole batch, set it to fp32")
         self.build()
         return self
+
+    @property
+    def releases(self) -> tuple[str, ...]:
+        """The release policies that fit the objective; the paper's first."""
+        return ("turn_eager", "turn_forward") if self.name == "opd" else ("trajectory", "content", "turn_forward")
 
     def build(self) -> Objective:
         """The objective that these settings describe. Raises ValueError for values that it refuses."""

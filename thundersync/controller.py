@@ -71,7 +71,7 @@ class Controller:
             journal=self._journal,
             release=Release(
                 policy=config.objective.release,
-                needs_reward=config.objective.name != "opd",
+                needs_reward=config.objective.build().needs_reward,
                 open_groups=config.schedule.open_groups,
                 waiting_rewards=config.schedule.waiting_rewards,
             ),
