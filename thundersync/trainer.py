@@ -28,6 +28,7 @@ from thundersync.environments import Workload, load_workload
 from thundersync.records import CheckpointRecord, RunDirectory, digest_of, run_record
 from thundersync.sampler import TaskSampler
 from thundersync.splits import list_digest
+from thundersync.timeline import export_timeline
 from thundersync.warm_start import ModelPaths, build_models
 
 PACKAGES = ("torch", "transformers", "tokenizers", "ray", "numpy", "pydantic")
@@ -86,6 +87,7 @@ def train(config: RunConfig, session: Session, *, commit: str | None = None) -> 
     if not directory.ended:
         raise Interrupted(f"{directory.path} is saved; run the same command again to go on")
     shutil.rmtree(directory.path / "state")  # only a resumed run would need it
+    export_timeline(directory.path)
     return directory.path
 
 
@@ -173,6 +175,7 @@ def _run_record(config, session, workload, models, policy_hash, seconds, commit)
         devices=config.scale.devices,
         device_name=config.scale.device_name,
         core_independence=session.core_independence,
+        learner_peak_flops=session.learner_peak_flops,
         price_usd_per_device_hour=config.scale.price_usd_per_device_hour,
         initialisation_seconds=seconds,
     )

@@ -203,7 +203,7 @@ def test_a_streamed_group_is_counted_as_it_runs(rewards):
         closures = stream.close_group("a").prompt_tokens // (PROMPT - 1)
     assert closures == (len(set(rewards)) > 1)
     work = streamed(shape_of(model.config), PROMPT, [spoken(turns) for turns in TURNS], closures=closures)
-    assert seen((work.useful.forward + work.useful.backward)) == counted(counter) and not work.recomputed.total
+    assert seen(work.useful.forward + work.useful.backward) == counted(counter) and not work.recomputed.total
 
 
 def test_a_direct_group_counts_its_padding():
@@ -214,7 +214,7 @@ def test_a_direct_group_counts_its_padding():
     with FlopCounterMode(display=False) as counter:
         stream.add_group("a", range(PROMPT), [continuation(t, float(i)) for i, t in enumerate(turns)])
     work = direct(shape_of(model.config), PROMPT, [spoken(t) for t in turns], run_tokens=16)
-    assert seen((work.useful.forward + work.useful.backward)) == counted(counter)
+    assert seen(work.useful.forward + work.useful.backward) == counted(counter)
     unpadded = streamed(shape_of(model.config), PROMPT, [spoken(t) for t in turns], closures=1)
     assert work.useful.of("mlp") > unpadded.useful.of("mlp")
 

@@ -1,9 +1,9 @@
 """The FLOP ledger: what the learner's kernels multiply, operator by operator (Appendix B.1, numerator of Equation 10).
 
     product of (m x k) and (k x n)     2 m k n
-    linear layer, T tokens             2 T d_in d_out forward; backward the same for the input gradient and again for the
-                                       weight gradient. A frozen weight drops the latter and keeps the former wherever a
-                                       gradient has to pass through it; a LoRA adapter adds its own two products.
+    linear layer, T tokens             2 T d_in d_out forward; backward the same for the input gradient and again for
+                                       the weight gradient. A frozen weight drops the latter and keeps the former where
+                                       a gradient has to pass through it; a LoRA adapter adds its own two products.
     attention                          causal pairs once; backward is twice the forward (Attention.core)
 
 Tokens count whether they are scored or not, and so does padding that a kernel sees. Elementwise work counts nothing.
@@ -131,7 +131,7 @@ class _Tally:
         self.add("attention", core, 2 * core if whole else 0)
 
     def delta_net(self, mixer: DeltaNet, whole: bool, backward: bool) -> None:
-        """A backward pass that starts at this layer's own state still runs through the whole rule here: an upper bound."""
+        """A backward pass that starts at this layer's own state counts the whole rule: an upper bound."""
         rows, tokens, context = self.run.rows, self.run.tokens, self.run.context
         convolution, solves = mixer.convolution(rows, tokens, context), mixer.solves(rows, tokens)
         owes = self.run.backward == "states"

@@ -2,8 +2,8 @@
 
     shared prompt       forward once with the group's first source; backward once from its states when the group closes
     trajectory, content one pass after the prompt; turn_forward the same work, cut at the turns
-    turn_eager          one pass per turn; when the trajectory closes, the turns run forward and backward again to pay the
-                        adjoints that they owe: recomputation, kept apart
+    turn_eager          one pass per turn; when the trajectory closes, the turns run forward and backward again to pay
+                        the adjoints that they owe: recomputation, kept apart
     direct              whole trajectories, packed to at most `run_tokens` padded tokens
 
 A segment's inputs start at the last token before it, so a prompt of P tokens is a segment of P - 1.

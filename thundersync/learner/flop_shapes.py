@@ -89,7 +89,7 @@ class DeltaNet:
         return 2 * self.rule(rows, tokens) + rows * self.heads * (solves - unneeded)
 
     def solves(self, rows: int, tokens: int) -> int:
-        """The two unit triangular solves of each chunk, s^2 for each column. No tool counts them; once more backward."""
+        """Two unit triangular solves of each chunk, s^2 a column. No tool counts them; once more backward."""
         return rows * self.heads * self.chunks(tokens) * CHUNK * CHUNK * (self.d_k + self.d_v)
 
     @staticmethod
