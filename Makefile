@@ -9,6 +9,7 @@ V := .venv/bin
 .DEFAULT_GOAL := help
 .PHONY: help setup sandbox test test-fast lint reproduce-fig5 reproduce-fig1 reproduce-fig6 train evaluate models \
         validate bench-schedules bench-release \
+        reproduce-fig3 reproduce-fig4 reproduce-table1 reproduce-table2 reproduce-table7 timeline \
         equivalence-check reproduce-fig11 reproduce-fig12 notebooks constraints clean
 
 help:  ## this list
@@ -57,6 +58,26 @@ reproduce-fig1: setup  ## Figure 1's form from the records of the main job
 
 reproduce-fig6: setup  ## Figure 6's form from the records of the main job
 	$(V)/python -m paper_figures.fig06_cost_terminal --runs runs/fig5/$(SCALE) --results results/fig6 --seeds $(SEEDS) --partial-seeds
+
+EFFICIENCY = --runs runs/fig5/$(SCALE) --results results/$(@:reproduce-%=%) --seeds $(SEEDS) --partial-seeds
+
+reproduce-fig3: setup  ## busy and idle shares over time (Figure 3) from the records of the main job
+	$(V)/python -m paper_figures.fig03_pipeline_bubbles $(EFFICIENCY)
+
+reproduce-fig4: setup  ## step wall time and trainer active MFU (Figure 4) from the records of the main job
+	$(V)/python -m paper_figures.fig04_step_time_mfu $(EFFICIENCY)
+
+reproduce-table1: setup  ## Table 1's form: lag, MFU, speedup, peak memory
+	$(V)/python -m paper_figures.table01_models $(EFFICIENCY)
+
+reproduce-table2: setup  ## Table 2's form: the same across platforms
+	$(V)/python -m paper_figures.table02_platforms $(EFFICIENCY)
+
+reproduce-table7: setup  ## Table 7's form: the same with LoRA, predicted from the FLOP ledger
+	$(V)/python -m paper_figures.table07_lora $(EFFICIENCY)
+
+timeline: setup  ## a run as a Perfetto trace for ui.perfetto.dev, and a picture of it: RUN=runs/embedded/NAME
+	$(V)/python -m experiments.timeline $(RUN)
 
 bench-schedules: setup  ## one paired run of all schedules: step times, and the speedup beside its bound
 	$(V)/python -m experiments.bench_schedules

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ from analysis.load import Run, RunDetails
 from thundersync.learner.flop_ledger import Lora
 from thundersync.learner.flop_passes import Spoken, Work, direct, streamed
 from thundersync.learner.flop_shapes import Shape, shape_of
-from thundersync.records import Mean, RecordError, SourceRecord, TrajectoryRecord, UpdateRecord, parse_key
+from thundersync.records import Mean, RecordError, RunRecord, SourceRecord, TrajectoryRecord, UpdateRecord, parse_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +28,23 @@ class Peak:
     flops: float
     origin: str
     """Where the number comes from, in words for a report."""
+
+
+DATA_SHEET = {"B200": 2250e12, "H200": 989.5e12}
+"""Dense BF16, FLOP/s (Appendix B.4)."""
+
+
+def peak_of(record: RunRecord, measure: Callable[[], float]) -> Peak:
+    """P_d of the run's learner device: of its data sheet, else as recorded, else as `measure` finds it now."""
+    for name, flops in DATA_SHEET.items():
+        if name in record.device_name:
+            return Peak(flops=flops, origin=f"dense BF16 peak of the {name}'s data sheet (Appendix B.4)")
+    fp32 = f"measured FP32 peak of one {record.device_name}: the fastest of many matrix products on one thread"
+    if record.learner_peak_flops is not None:
+        return Peak(flops=record.learner_peak_flops, origin=f"{fp32}, when the session of the run started")
+    return Peak(
+        flops=measure(), origin=f"{fp32}, on the machine and at the time of this report, as the run recorded none"
+    )
 
 
 def policy_shape(run: Run) -> Shape:

@@ -134,8 +134,8 @@ SOURCES = [
     source(KEYS[0], "source", 0, 3.0, 3.1, 4.7),
     source(KEYS[2], "source", 0, 4.5, 4.7, 5.2),
     source(KEYS[1], "source", 0, 5.0, 5.2, 5.6),
-    source("update=0/group=0", "group", 0, 5.6, 5.6, 5.7),
+    source("update=0/group=0", "group", 0, 5.6, 5.6, 5.7, tokens=4),
     source(KEYS[3], "source", 0, 6.0, 6.0, 6.5),
-    source("update=0/group=1", "group", 0, 6.5, 6.5, 6.6),
+    source("update=0/group=1", "group", 0, 6.5, 6.5, 6.6, tokens=4),
 ]
 UPDATE = update(0, 0.4, 6.1, 0.4, (6.6, 6.8), 7.0)
