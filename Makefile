@@ -8,7 +8,7 @@ V := .venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help setup sandbox test test-fast lint reproduce-fig5 reproduce-fig1 reproduce-fig6 train evaluate models \
-        validate bench-schedules bench-release \
+        validate bench-schedules bench-release bench-peers \
         equivalence-check reproduce-fig11 reproduce-fig12 notebooks constraints clean
 
 help:  ## this list
@@ -63,6 +63,10 @@ bench-schedules: setup  ## one paired run of all schedules: step times, and the 
 
 bench-release: setup  ## learner work, tail and memory of each release policy
 	$(V)/python -m experiments.bench_release
+
+bench-peers: setup  ## step time beside TRL, learner tokens/s beside plain loops
+	$(V)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[peers]'
+	$(V)/python -m experiments.bench_peers
 
 equivalence-check: setup  ## show that ThunderSync takes Sync's update, to the bit with exact sums (Appendix G)
 	$(V)/python -m experiments.equivalence
