@@ -106,8 +106,8 @@ def _draw_arrows(axes: Axes, slices: list[Slice], rows: dict, start: float, end:
 
 
 def _draw_counter(axes: Axes, samples: list[Sample], name: str, end: float) -> None:
-    times, values = [s.at for s in samples], [s.value for s in samples]
-    if samples:
+    times, values = [s.at for s in samples if s.at <= end], [s.value for s in samples if s.at <= end]
+    if times:
         axes.step([*times, end], [*values, values[-1]], where="post", color="#333333", lw=1)
     axes.set_ylabel(name.replace(" ", "\n"), rotation=0, ha="right", va="center", fontsize=8)
     axes.set_ylim(bottom=0)
