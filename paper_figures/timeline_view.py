@@ -11,6 +11,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
 
 from paper_figures.style import figure
 from thundersync.trace_file import ROOMS, Sample, Slice, read_trace
@@ -48,7 +49,7 @@ def draw_trace(trace: Path, picture: Path, *, seconds: float = 20.0, start: floa
     kinds = list(dict.fromkeys(_kind(s) for s in shown))
     handles = [Patch(color=COLOURS[kind], label=kind) for kind in COLOURS if kind in kinds]
     fig.legend(handles=handles, loc="outside upper center", ncols=len(handles), fontsize=8)
-    fig.suptitle(f"The trace of {trace.parent.name}, drawn", fontsize=10, x=0.01, ha="left")
+    tracks.set_title(f"The trace of {trace.parent.name}, drawn", loc="left")
     picture.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(picture, dpi=130)
     return picture
@@ -110,7 +111,8 @@ def _draw_counter(axes: Axes, samples: list[Sample], name: str, end: float) -> N
     if times:
         axes.step([*times, end], [*values, values[-1]], where="post", color="#333333", lw=1)
     axes.set_ylabel(name.replace(" ", "\n"), rotation=0, ha="right", va="center", fontsize=8)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.15 * max([1, *values]))
+    axes.yaxis.set_major_locator(MaxNLocator(2, integer=True))
 
 
 if __name__ == "__main__":
