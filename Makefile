@@ -8,7 +8,7 @@ V := .venv/bin
 
 .DEFAULT_GOAL := help
 .PHONY: help setup sandbox test test-fast lint reproduce-fig5 reproduce-fig1 reproduce-fig6 train evaluate models \
-        validate bench-schedules bench-release \
+        validate bench-schedules bench-release simulate reproduce-fig2 \
         equivalence-check reproduce-fig11 reproduce-fig12 notebooks constraints clean
 
 help:  ## this list
@@ -63,6 +63,12 @@ bench-schedules: setup  ## one paired run of all schedules: step times, and the 
 
 bench-release: setup  ## learner work, tail and memory of each release policy
 	$(V)/python -m experiments.bench_release
+
+simulate: setup  ## every schedule on virtual time: reference workload, recorded runs, faults, cost
+	$(V)/python -m experiments.simulate
+
+reproduce-fig2: setup  ## Figure 2 drawn from simulated schedules
+	$(V)/python -m paper_figures.fig02_schedules
 
 equivalence-check: setup  ## show that ThunderSync takes Sync's update, to the bit with exact sums (Appendix G)
 	$(V)/python -m experiments.equivalence
