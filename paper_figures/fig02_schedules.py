@@ -1,7 +1,7 @@
 """Figure 2: the four schedules for GRPO (a) and OPD (b), drawn from simulated runs of the schedule files themselves.
 
 Four trajectories a batch on four slots, one learner; durations are drawn, the same for every schedule. Each panel ends
-when Sync has published its second update, so that the steps within it can be counted.
+when Sync has published its third update, so that the steps within it can be counted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Bar:
 
 
 def run(objective: str, schedule: str, seed: int) -> Outcome:
-    base = Setting(schedule="sync", prompts=2, group_size=2, updates=UPDATES, slots=SLOTS, lag_bound=1)
+    base = Setting(schedule="sync", prompts=2, group_size=2, updates=UPDATES, slots=SLOTS, lag_bound=2)
     opd = objective == "opd"
     model = Generated(
         seed=seed,
@@ -71,7 +71,7 @@ def run(objective: str, schedule: str, seed: int) -> Outcome:
         group_size=2,
         updates=UPDATES,
         slots=SLOTS,
-        lag_bound=1,
+        lag_bound=2,
         turn_events=True,
         **release,
     )
@@ -133,7 +133,7 @@ def draw(args: argparse.Namespace) -> None:
     rows, panels = [], []
     for column, objective in enumerate(("grpo", "opd")):
         outcomes = {schedule: run(objective, schedule, args.seed) for schedule in SCHEDULES}
-        until = outcomes["sync"].published[1].published_at
+        until = outcomes["sync"].published[2].published_at
         for axis, (schedule, outcome) in zip(axes[:, column], outcomes.items(), strict=True):
             found = bars(outcome, objective)
             draw_panel(axis, found, until, objective)

@@ -25,6 +25,8 @@ SETTING = Setting(
 DURATIONS = Generated(
     seed=1, group_size=2, trajectory_s=4.0, service_s=1.0, turns=2, verification_s=0.5, step_s=0.2, publication_s=1.0
 ).durations()
+SILENT = (RolloutError, PublicationError)
+"""Fully Async may publish before it misses what a silent replica rolled out."""
 KEY = TrajectoryKey(1, 0, 1)
 
 
@@ -47,8 +49,8 @@ def test_seeded_histories_keep_every_invariant(schedule):
     ("fault", "error", "message"),
     [
         (Fault(kind="replica_dies", target=1, at=3), RolloutError, "rollout replica replica-1 died"),
-        (Fault(kind="replica_hangs", target=1, at=3), RolloutError, "scale.rollout_timeout_s"),
-        (Fault(kind="replica_late", target=1, at=3, seconds=500), RolloutError, "scale.rollout_timeout_s"),
+        (Fault(kind="replica_hangs", target=1, at=3), SILENT, "scale.rollout_timeout_s|replica-1 did not acknowl"),
+        (Fault(kind="replica_late", target=1, at=3, seconds=500), SILENT, "scale.rollout_timeout_s|replica-1 did not"),
         (Fault(kind="rank_dies", target=1, at=8), LearnerError, "learner rank 1 died"),
         (Fault(kind="rank_hangs", target=1, at=8), LearnerError, "scale.learner_timeout_s.*rank"),
         (Fault(kind="reward_lost", key=KEY), RolloutError, "update=1/group=0/trajectory=1 for its reward"),
@@ -106,7 +108,7 @@ def test_what_is_only_slow_costs_time_and_nothing_else(schedule, fault):
 @pytest.mark.parametrize("late", [0.0, 0.3, 12.0])
 def test_without_the_watch_a_schedule_itself_refuses_a_second_reward(schedule, late):
     """Fully Async once counted it as another member's, and trained the group without that member."""
-    bare = replace(SETTING, schedule=schedule, rollout_timeout_s=float("inf"), prompts=1, updates=4)
+    bare = replace(SETTING, schedule=schedule, rollout_timeout_s=float("inf"), prompts=1, updates=9)
     key = TrajectoryKey(0, 0, 0)
     with pytest.raises(ValueError, match="update=0/group=0/trajectory=0 (is not open|belongs to no)"):
         simulate(bare, DURATIONS, Faults((Fault(kind="event_twice", key=key, seconds=late),)))

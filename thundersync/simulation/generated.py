@@ -27,6 +27,7 @@ def uniform(p: float) -> float:
     return 2 * p
 
 
+@lru_cache  # one function for one dispersion, so that its mean powers are computed once
 def lognormal(dispersion: float) -> Shape:
     """Log-normal with mean 1 and the given standard deviation."""
     sigma = math.sqrt(math.log1p(dispersion**2))

@@ -158,8 +158,9 @@ def _admitted_at(setting: Setting, updates: Sequence[UpdateRecord], key: Traject
     match setting.schedule:
         case "async":  # batch k is sampled while batch k-1 trains
             return updates[key.update - 1].learner_started_at if key.update else updates[0].started_at
-        case "fully_async":  # (D + 1) batches at first, then one for each that was trained
-            return published[key.update - setting.lag_bound - 1] if key.update > setting.lag_bound else 0.0
+        case "fully_async":  # (D + 1) batches at first, then one at the boundary after each update
+            boundary = max(key.update - setting.lag_bound, 0)
+            return updates[boundary].started_at if boundary < len(updates) else published[-1]
     return updates[key.update].started_at if key.update < len(updates) else published[-1]
 
 
