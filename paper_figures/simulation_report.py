@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from paper_figures import style
 
-SHOWN = "uniform (Appendix F.2)"
+SHOWN = "uniform"
 COST_MARKERS = "s^Dov"
 
 
@@ -149,7 +149,7 @@ def _reference_text(rows: list[dict]) -> list[str]:
         [
             r["row"],
             r["objective"],
-            r["durations"].split(" ")[0].rstrip(","),
+            r["durations"],
             r["schedule"],
             f"{r['simulated_step_s']:.1f}",
             "" if r["paper_step_s"] is None else f"{r['paper_step_s']:.1f}",

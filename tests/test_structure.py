@@ -30,6 +30,7 @@ FLOORS = {
     "thundersync.schedules": 3,
     "thundersync.learner": 3,
     "thundersync.rollout": 3,
+    "thundersync.scaling": 3,
     "thundersync.streaming": 2,
     "thundersync.environments": 2,
     "thundersync.objectives": 1,
@@ -83,7 +84,8 @@ def test_imports_point_down(path):
 @pytest.mark.parametrize(
     "module",
     ["thundersync", "thundersync.batch", "thundersync.ports", "thundersync.records", "thundersync.objectives",
-     "thundersync.environments", "thundersync.schedules", "thundersync.splits", "thundersync.simulation"],
+     "thundersync.environments", "thundersync.schedules", "thundersync.splits", "thundersync.simulation",
+     "thundersync.scaling.queue"],
 )  # fmt: skip
 def test_light_modules_do_not_import_torch_or_ray(module):
     code = f"import {module}, sys; print([m for m in ('torch', 'ray', 'transformers') if m in sys.modules])"

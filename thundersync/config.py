@@ -89,7 +89,7 @@ class ObjectiveConfig(Part):
 
 class WorkloadConfig(Part):
     name: str
-    """micro_swe or micro_terminal; the registry of thundersync.environments refuses others by name."""
+    """micro_swe, micro_terminal, or `package.module:function` of your own; others are refused by name."""
     seed: int = 0
     """Of the generated task set."""
 

@@ -47,10 +47,11 @@ class Start:
     learner_state: Path | None = None
 
 
-def train(config: RunConfig, session: Session, *, commit: str | None = None) -> Path:
+def train(config: RunConfig, session: Session, *, commit: str | None = None, models: ModelPaths | None = None) -> Path:
     """Runs or resumes a run to its end and returns its directory. Nothing is repeated of a run that has ended.
 
-    Raises ConfigError for what cannot run here and Interrupted after Ctrl-C, with everything saved.
+    `models` takes the place of the warm-started policy and teacher. Raises ConfigError for what cannot run here and
+    Interrupted after Ctrl-C, with everything saved.
     """
     require_available(config)
     directory = RunDirectory(Path(config.runs) / config.name)
@@ -58,7 +59,7 @@ def train(config: RunConfig, session: Session, *, commit: str | None = None) -> 
         return directory.path
     began = time.monotonic()
     workload = _workload(config)
-    models = build_models(
+    models = models or build_models(
         Path(config.cache),
         config.workload.name,
         seed=config.model.seed,
