@@ -146,7 +146,9 @@ def reference_rows(case: Case, allocation: Mapping, shapes: Mapping[str, Shape],
         for seed in seeds:
             model = calibrated(base, _model(allocation, own, case.objective, shape, seed), case.stages)
             for name, setting in variants.items():
-                steps[name].append(statistics.fmean(simulate(setting, model.durations(), keep_events=False).step_seconds(warmup=4)))
+                steps[name].append(
+                    statistics.fmean(simulate(setting, model.durations(), keep_events=False).step_seconds(warmup=4))
+                )
         for name, means in steps.items():
             rows.append(_reference_row(case, shape_name, name, means, steps["sync"]))
     return rows
