@@ -124,7 +124,7 @@ def implied_stages(near: Stages, tail: float, speedup: float, table: Mapping) ->
 def reference_rows(case: Case, allocation: Mapping, shapes: Mapping[str, Shape], seeds: Iterable[int]) -> list[dict]:
     """Simulated step times of the four schedules, 40 updates with the first four left out (Appendix B.2).
 
-    ThunderSync stands twice for GRPO: without a cap on open groups, and with the paper's k = 1 on a rank.
+    ThunderSync stands also with the paper's cap k = 1 on a rank (GRPO), and with one queue of the same L for all ranks.
     """
     own = allocation[case.objective]
     by_turns = {"release": "turn_eager", "needs_reward": False} if case.objective == "opd" else {}
@@ -140,15 +140,16 @@ def reference_rows(case: Case, allocation: Mapping, shapes: Mapping[str, Shape],
     variants = {name: replace(base, schedule=name, **by_turns) for name in SCHEDULES}
     if case.objective == "grpo":
         variants["thundersync_k1"] = replace(base, schedule="thundersync", open_groups=1)
+    variants["thundersync_pooled"] = replace(variants["thundersync"], ranks=1)
     rows = []
     for shape_name, shape in shapes.items():
         steps: dict[str, list[float]] = {name: [] for name in variants}
         for seed in seeds:
-            model = calibrated(base, _model(allocation, own, case.objective, shape, seed), case.stages)
+            model = _model(allocation, own, case.objective, shape, seed)
+            scaled = {ranks: calibrated(replace(base, ranks=ranks), model, case.stages) for ranks in (base.ranks, 1)}
             for name, setting in variants.items():
-                steps[name].append(
-                    statistics.fmean(simulate(setting, model.durations(), keep_events=False).step_seconds(warmup=4))
-                )
+                outcome = simulate(setting, scaled[setting.ranks].durations(), keep_events=False)
+                steps[name].append(statistics.fmean(outcome.step_seconds(warmup=4)))
         for name, means in steps.items():
             rows.append(_reference_row(case, shape_name, name, means, steps["sync"]))
     return rows
@@ -170,7 +171,7 @@ def _model(allocation: Mapping, own: Mapping, objective: str, shape: Shape, seed
 
 
 def _reference_row(case: Case, shape: str, variant: str, means: Sequence[float], sync: Sequence[float]) -> dict:
-    schedule = variant.removesuffix("_k1")
+    schedule = variant.removesuffix("_k1").removesuffix("_pooled")
     return {
         "row": case.row,
         "objective": case.objective,
