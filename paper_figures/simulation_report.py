@@ -203,8 +203,8 @@ def _explanation(rows: list[dict]) -> list[str]:
             f"- {objective}, ThunderSync {gaps['thundersync']:+.1f} s: a learner tail of {tail:.1f} s over "
             f"max(R, L) + P; the paper's is {one['paper_step_s'] and own['thundersync']['paper_step_s'] - barrier:.1f}"
             f" s. With one queue for all ranks and the same L it would be "
-            f"{own['thundersync_pooled']['simulated_step_s'] - barrier:.1f} s: the rest is ranks that wait apart, since "
-            "whole groups belong to a rank. The paper gives no distribution of durations for this workload.",
+            f"{own['thundersync_pooled']['simulated_step_s'] - barrier:.1f} s: the rest is ranks that wait apart, "
+            "since whole groups belong to a rank. The paper gives no distribution of durations for this workload.",
         ]
         if "thundersync_k1" in own:
             lines.append(
