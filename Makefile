@@ -92,6 +92,12 @@ bench-schedules: setup  ## one paired run of all schedules: step times, and the 
 bench-release: setup  ## learner work, tail and memory of each release policy
 	$(V)/python -m experiments.bench_release
 
+simulate: setup  ## every schedule on virtual time: reference workload, recorded runs, faults, cost
+	$(V)/python -m experiments.simulate
+
+reproduce-fig2: setup  ## Figure 2 drawn from simulated schedules
+	$(V)/python -m paper_figures.fig02_schedules
+
 bench-peers: setup  ## step time beside TRL, learner tokens/s beside plain loops
 	$(V)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[peers]'
 	$(V)/python -m experiments.bench_peers

@@ -17,6 +17,7 @@ from thundersync.mirror import open_mirror
 from thundersync.records import RunDirectory, UpdateRecord
 from thundersync.sampler import TaskSampler
 from thundersync.schedules import SCHEDULES, Parts, Release
+from thundersync.watch import WatchedLearner, WatchedRollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,8 +65,8 @@ class Controller:
             batch=sampler.batch,
             group=sampler.group,
             prompts=sampler.prompts,
-            rollout=rollout,
-            learner=RayLearner(session.learner),
+            rollout=WatchedRollout(rollout, config.scale.rollout_timeout_s),
+            learner=WatchedLearner(RayLearner(session.learner), config.scale.learner_timeout_s),
             publisher=ray_publisher(session.learner, session.replicas, config.scale.acknowledge_timeout_s),
             clock=self._clock,
             journal=self._journal,

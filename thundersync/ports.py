@@ -215,3 +215,11 @@ class PublishedUpdate:
 
 class PublicationError(RuntimeError):
     """A replica did not load, clear its caches or return the expected version and hash in time."""
+
+
+class RolloutError(RuntimeError):
+    """A replica died, the rollout fell silent, or an event came twice or out of order; the message names which."""
+
+
+class LearnerError(RuntimeError):
+    """A learner rank died, or the learner fell silent; the message names the rank and the work that waits."""
