@@ -32,7 +32,7 @@ def simulate(schedule, *, turns=None, publication=0.5, prompts=2, size=3, slots=
         service_T = np.array([0.2 + 2 * uniform("source", *key.turn(t)) for t in range(len(ends_T))])
         return TrajectoryTimes(
             seconds=ends_T[-1],
-            turn_ends_T=ends_T / ends_T[-1],
+            turn_ends_T=np.append(ends_T[:-1] / ends_T[-1], 1.0),
             service=0.2 + 2 * uniform("source", *key.turn(None)),
             turn_service=service_T.sum(),
             turn_shares_T=service_T / service_T.sum(),
