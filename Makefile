@@ -7,7 +7,7 @@ PIP_ARGS ?=
 V := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sandbox test test-fast lint reproduce-fig5 reproduce-fig1 reproduce-fig6 reproduce-fig8 train evaluate models \
+.PHONY: help setup sandbox test test-fast lint reproduce-fig5 reproduce-fig1 reproduce-fig6 reproduce-fig7 reproduce-fig8 reproduce-fig9 reproduce-fig10 train evaluate models \
         validate bench-schedules bench-release \
         equivalence-check reproduce-fig11 reproduce-fig12 notebooks constraints clean
 
@@ -58,9 +58,18 @@ reproduce-fig1: setup  ## Figure 1's form from the records of the main job
 reproduce-fig6: setup  ## Figure 6's form from the records of the main job
 	$(V)/python -m paper_figures.fig06_cost_terminal --runs runs/fig5/$(SCALE) --results results/fig6 --seeds $(SEEDS) --partial-seeds
 
+reproduce-fig7: setup  ## Figure 7: panel b from the equations, panel a where its sweep has been measured
+	$(V)/python -m paper_figures.fig07_dispersion_batch_horizon --sweep runs/scaling/$(SCALE)/dispersion.csv --results results/fig7
+
 reproduce-fig8: setup  ## Figure 8 and the sweep of Figure 7a: measured cells beside the laws; resumable
 	$(V)/python -m experiments.scaling --scale $(SCALE)
 	$(V)/python -m paper_figures.fig08_scaling_grid --runs runs/scaling/$(SCALE) --scale $(SCALE) --results results/fig8
+
+reproduce-fig9: setup  ## Figure 9 from the equations: balance and horizon
+	$(V)/python -m paper_figures.fig09_balance_and_horizon --results results/fig9
+
+reproduce-fig10: setup  ## Figure 10 from the equations: balance and batch size
+	$(V)/python -m paper_figures.fig10_balance_and_batch --results results/fig10
 
 bench-schedules: setup  ## one paired run of all schedules: step times, and the speedup beside its bound
 	$(V)/python -m experiments.bench_schedules

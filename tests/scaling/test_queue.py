@@ -4,11 +4,12 @@ from itertools import permutations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thundersync.scaling.queue import close_time, finish_times, last_finish, learner_time, step_time, sync_step_time
 
+examples = settings(max_examples=40, deadline=None)
 times = st.floats(0, 100, allow_subnormal=False)
 sources = st.lists(st.tuples(times, times), min_size=1, max_size=12)
 
@@ -31,12 +32,14 @@ def test_each_rank_queues_for_itself_and_a_pooled_lane_would_miss_the_slow_one()
     assert close_time(ready, service) == 11
 
 
+@examples
 @given(sources)
 def test_equation_15_is_equation_14(pairs):
     tau, p = np.array(pairs).T
     assert last_finish(tau, p) == pytest.approx(finish_times(tau, p).max(), rel=1e-12)
 
 
+@examples
 @given(st.lists(st.tuples(times, times), min_size=1, max_size=5))
 def test_no_order_finishes_earlier_than_readiness_order(pairs):
     """Appendix F.1: readiness order attains the minimum endpoint."""
@@ -51,6 +54,7 @@ def test_no_order_finishes_earlier_than_readiness_order(pairs):
     assert close_time(*np.array(pairs).T) == pytest.approx(best, rel=1e-12)
 
 
+@examples
 @given(sources, st.lists(st.integers(0, 2), min_size=12, max_size=12))
 def test_ranks_are_separate_queues(pairs, ranks):
     tau, p = np.array(pairs).T

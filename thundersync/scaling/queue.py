@@ -17,7 +17,7 @@ def finish_times(ready: ArrayLike, service: ArrayLike) -> NDArray[np.float64]:
     `ready` (n,) and `service` (n,) may come in any order (sources ready at the same instant keep theirs); the result
     (n,) is in the order of the input. Raises ValueError for unequal lengths and for values negative or not finite.
     """
-    tau, p = _checked(ready, service)
+    tau, p = checked(ready, service)
     c = np.empty(len(tau))
     finished = 0.0
     for j in np.argsort(tau, kind="stable"):
@@ -28,7 +28,7 @@ def finish_times(ready: ArrayLike, service: ArrayLike) -> NDArray[np.float64]:
 
 def last_finish(ready: ArrayLike, service: ArrayLike) -> float:
     """Equation 15, the closed form: c_n = max over j of (tau_j + sum_{i=j..n} p_i). 0 for no source."""
-    tau, p = _checked(ready, service)
+    tau, p = checked(ready, service)
     order = np.argsort(tau, kind="stable")
     from_j_on = np.cumsum(p[order][::-1])[::-1]
     return float(np.max(tau[order] + from_j_on, initial=0.0))
@@ -39,7 +39,7 @@ def close_time(ready: ArrayLike, service: ArrayLike, rank: ArrayLike | None = No
 
     `rank` (n,) names the rank of each source; None is one lane. Raises ValueError as `finish_times` does.
     """
-    tau, p = _checked(ready, service)
+    tau, p = checked(ready, service)
     return max((last_finish(tau[lane], p[lane]) for lane in _lanes(rank, len(tau))), default=0.0)
 
 
@@ -71,7 +71,8 @@ def _lanes(rank: ArrayLike | None, sources: int) -> list:
     return [ranks == one for one in np.unique(ranks)]
 
 
-def _checked(ready: ArrayLike, service: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def checked(ready: ArrayLike, service: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(tau, p) as float64 arrays (n,). Raises ValueError naming the first value that is negative or not finite."""
     tau, p = np.asarray(ready, dtype=np.float64), np.asarray(service, dtype=np.float64)
     if tau.ndim != 1 or tau.shape != p.shape:
         raise ValueError(f"ready and service must be two lists of one length, got shapes {tau.shape} and {p.shape}")
