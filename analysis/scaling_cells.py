@@ -16,17 +16,17 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from thundersync.scaling.tail import grid
-from thundersync.scaling.waves import predicted_speedup
 
 from analysis.scaling_plan import CAPACITY, GROUP, Cell
 from thundersync.records import RunDirectory, TrajectoryRecord, UpdateRecord, parse_key
 from thundersync.scaling import release_laws
 from thundersync.scaling.replay import law_error, replay, stages
 from thundersync.scaling.run_records import read_run_trace
+from thundersync.scaling.tail import grid
 from thundersync.scaling.trace import WHOLE, Trace
+from thundersync.scaling.waves import predicted_speedup
 
-GAMMAS = np.arange(0, 8.001, 0.02)
+GAMMAS = np.arange(0, 8.001, 0.05)
 """Service exponents that are tried."""
 LEGS = ("sync", "thundersync", "sync_direct")
 """Runs of a cell; the last one in some repetitions only."""

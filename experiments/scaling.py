@@ -1,8 +1,8 @@
 """Measures the grid of Figure 8 and the dispersion sweep of Figure 7a: `python -m experiments.scaling --scale smoke`.
 
 Each cell is a Sync run (reduction `sums`: the same pieces of work) and a ThunderSync run of the same scripted
-trajectories, in one Ray session with one set of actors; every other repetition begins with ThunderSync. The first
-repetition adds Sync in its best form. Rollout, sandboxes and gradients are real work; only what the policy says is
+trajectories, in one Ray session with one set of actors; every other repetition begins with ThunderSync. The batch
+sweep's first repetition adds Sync in its best form. Rollout, sandboxes and gradients are real work; only what the policy says is
 scripted, so that turns and their spread are what the cell asks for, and nothing is learnt. Cells that have ended are
 left alone: the same command goes on after an interruption. Then the two figures' data are derived.
 """
@@ -23,7 +23,7 @@ from thundersync.config import ConfigError, RunConfig
 from thundersync.rollout.script import TurnScript
 from thundersync.trainer import Interrupted, train
 
-TOKENS = 24
+TOKENS = 28
 """Of an action."""
 CALIBRATION_SEED = 1_000
 """Calibration draws other turns than the cells that are evaluated."""
@@ -37,6 +37,9 @@ OVERRIDES = (
     f"generation.active_sequences_per_replica={CAPACITY}",
     f"generation.concurrent_episodes_per_replica={CAPACITY}",
     "generation.max_turns=64",
+    "generation.max_observation_tokens=1024",
+    "generation.observation_head=512",
+    "generation.observation_tail=512",
     "generation.max_generated_tokens=2048",
     "generation.max_context_tokens=4096",
     f"objective.trajectories_per_prompt={GROUP}",
@@ -80,21 +83,25 @@ def base(objective: str, grid: Grid, cache: Path) -> RunConfig:
 
 def pair(cell: Cell, common: RunConfig, root: Path) -> list[RunConfig]:
     """The runs of a cell, in their order."""
-    legs = [LEGS[1], LEGS[0]] if cell.repetition % 2 else [*LEGS]
+    sync, thundersync, direct = LEGS
+    legs = [thundersync, sync] if cell.repetition % 2 else [sync, thundersync]
+    if cell.sweep == "batch" and cell.repetition == 0:
+        legs.append(direct)
     return [_leg(cell, common, root, leg) for leg in legs]
 
 
 def _leg(cell: Cell, common: RunConfig, root: Path, leg: str) -> RunConfig:
     schedule = {"name": leg.removesuffix("_direct"), "reduction": "sums" if leg == "sync" else "direct"}
     seed = CALIBRATION_SEED if cell.sweep == "calibration" else cell.repetition
-    script = TurnScript(turns=cell.turns, spread=cell.spread, tokens=TOKENS, seed=seed)
+    width, observation = cell.load
+    script = TurnScript(turns=cell.turns, spread=cell.spread, tokens=TOKENS, observation=observation, seed=seed)
     return common.model_copy(
         update={
             "name": leg,
             "runs": str(root / cell.name),
             "script": script,
             "schedule": common.schedule.model_copy(update=schedule),
-            "model": common.model.model_copy(update={"intermediate": cell.width}),
+            "model": common.model.model_copy(update={"intermediate": width}),
             "objective": common.objective.model_copy(update={"prompts_per_update": cell.batch // GROUP}),
         }
     )

@@ -17,10 +17,10 @@ def test_the_grid_is_as_large_as_it_must_be():
     for objective in ("grpo", "opd"):
         own = [c for c in cells if c.objective == objective]
         evaluated = [c for c in own if c.sweep in ("batch", "horizon")]
-        assert len({(c.sweep, c.batch, c.turns, c.width) for c in evaluated}) >= 24
+        assert len({(c.sweep, c.batch, c.turns, c.load) for c in evaluated}) >= 24
         assert {c.repetition for c in evaluated} == {0, 1}
-        places = {(c.batch, c.turns, c.width) for c in evaluated}
-        assert not places & {(c.batch, c.turns, c.width) for c in own if c.sweep == "calibration"}
+        places = {(c.batch, c.turns, c.load) for c in evaluated}
+        assert not places & {(c.batch, c.turns, c.load) for c in own if c.sweep == "calibration"}
         assert len({c.spread for c in own if c.sweep == "dispersion"}) >= 4
 
 
@@ -57,7 +57,7 @@ def test_calibration_finds_the_law_again_and_is_not_evaluated(objective):
     law = Law(objective=objective, gamma=0.8, late=0.3)
     rows = pd.concat([rows_of(law, "calibration"), rows_of(law, "batch")], ignore_index=True)
     found = scaling_cells.calibrate(rows)
-    assert found[objective].gamma == pytest.approx(0.8, abs=0.011) and found[objective].late == pytest.approx(0.3)
+    assert found[objective].gamma == pytest.approx(0.8, abs=0.026) and found[objective].late == pytest.approx(0.3)
     evaluated = scaling_cells.predicted(rows, found)
     assert set(evaluated["sweep"]) == {"batch"} and len(evaluated) == 9
     assert evaluated["e"].max() < 0.2
@@ -76,5 +76,5 @@ def test_the_law_keeps_its_limits():
 
 
 def test_missing_cells_are_named(tmp_path):
-    cell = Cell(sweep="batch", objective="grpo", batch=8, turns=4, width=480)
-    assert scaling_cells.missing(tmp_path, [cell]) == ["grpo-batch-batch8-turns4-width480-spread0.5-rep0"]
+    cell = Cell(sweep="batch", objective="grpo", batch=8, turns=4, load=(480, 40))
+    assert scaling_cells.missing(tmp_path, [cell]) == ["grpo-batch-batch8-turns4-load480x40-spread0.5-rep0"]

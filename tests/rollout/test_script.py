@@ -54,21 +54,24 @@ def test_turns_have_the_mean_and_spread_that_were_asked_for():
 
 
 def test_actions_have_the_length_that_was_asked_for_and_differ():
-    script = TurnScript(turns=3, tokens=30)
+    script = TurnScript(turns=3, tokens=30, observation=20)
     ids = [script.action_ids(chat, SourceKey(0, 0, i, t)) for i in range(3) for t in range(2)]
     assert {len(one) for one in ids} == {30} and len({one.tobytes() for one in ids}) == 6
     assert ids[0].tolist() == script.action_ids(chat, SourceKey(0, 0, 0, 0)).tolist()
+    assert "; printf %020d 0\n" in chat.text(ids[0])
     assert chat.text(script.action_ids(chat, SourceKey(0, 0, 0, 2))) == "```\nsubmit\n```"
 
 
-@pytest.mark.parametrize("wrong", [{"turns": 0}, {"turns": 2, "spread": -1}, {"turns": 2, "tokens": 3}])
+@pytest.mark.parametrize(
+    "wrong", [{"turns": 0}, {"turns": 2, "spread": -1}, {"turns": 2, "tokens": 3}, {"turns": 2, "observation": -1}]
+)
 def test_settings_that_mean_nothing_are_refused(wrong):
     with pytest.raises(ValueError, match=f"script.{[*wrong][-1]} is"):
         TurnScript(**wrong)
 
 
 def test_a_replica_follows_the_script():
-    workload, script = FakeWorkload(), TurnScript(turns=3, tokens=20)
+    workload, script = FakeWorkload(), TurnScript(turns=3, tokens=24)
     batch = LogicalBatch(update=0, groups=(GroupPlan(key=GroupKey(0, 0), task=workload.training[0], size=2),))
 
     async def main():

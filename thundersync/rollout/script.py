@@ -31,10 +31,12 @@ class TurnScript:
     """Standard deviation over mean of the number of turns, drawn from a gamma distribution (before rounding)."""
     tokens: int = 24
     """Tokens of an action that runs a command, which prints about as many."""
+    observation: int = 0
+    """Tokens that the command prints beside these: learner work that costs a rollout little."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("turns", 1), ("spread", 0), ("tokens", 12), ("seed", 0)):
+        for name, least in (("turns", 1), ("spread", 0), ("tokens", 24), ("observation", 0), ("seed", 0)):
             if not getattr(self, name) >= least:
                 raise ValueError(f"script.{name} is {getattr(self, name)!r}: it must be at least {least}")
 
@@ -50,6 +52,7 @@ class TurnScript:
         """int32 [A]; an echo of digits, each a token of its own, and no two turns alike; `submit` in the last turn."""
         if key.turn + 1 >= self.turns_of(key.trajectory_key):
             return chat.action(fenced(SUBMIT))
-        digits = max(1, self.tokens - len(chat.action(fenced("echo "))))
+        printing = f"; printf %0{self.observation}d 0" if self.observation else ""
+        digits = max(1, self.tokens - len(chat.action(fenced(f"echo 0{printing}"))) + 1)
         text = "".join(map(str, np.random.default_rng([self.seed, *key]).integers(0, 10, digits)))
-        return chat.action(fenced(f"echo {text}"))
+        return chat.action(fenced(f"echo {text}{printing}"))
