@@ -2,9 +2,9 @@
 
 Each cell is a Sync run (reduction `sums`: the same pieces of work) and a ThunderSync run of the same scripted
 trajectories, in one Ray session with one set of actors; every other repetition begins with ThunderSync. The batch
-sweep's first repetition adds Sync in its best form. Rollout, sandboxes and gradients are real work; only what the policy says is
-scripted, so that turns and their spread are what the cell asks for, and nothing is learnt. Cells that have ended are
-left alone: the same command goes on after an interruption. Then the two figures' data are derived.
+sweep's first repetition adds Sync in its best form. Rollout, sandboxes and gradients are real work; only what the
+policy says is scripted, so that turns and their spread are what the cell asks for, and nothing is learnt. Cells that
+have ended are left alone: the same command goes on after an interruption. Then the two figures' data are derived.
 """
 
 from __future__ import annotations
