@@ -5,6 +5,7 @@ import pytest
 from synthetic import run_record, update_record
 
 from thundersync.records import RecordError, RunDirectory, SourceRecord, Tokens, TrajectoryRecord
+from thundersync.scaling.command import main
 from thundersync.scaling.replay import law_error, release_fraction, replay, runtime_gap, stages
 from thundersync.scaling.run_records import read_run_trace
 from thundersync.scaling.trace import Job, StepTrace, Trace
@@ -68,6 +69,15 @@ def test_replay_by_hand(sync, streamed):
     assert pair.side_by_side * pair.unexplained == pytest.approx(pair.measured / pair.predicted)
     assert pair.unexplained == pytest.approx(16.75 / 17)
     assert pair.stretch() == pytest.approx({"rollout": 10 / 9, "learner": 14 / 10, "suffix": 1})
+
+
+def test_the_command_tells_the_pair(sync, streamed, capsys):
+    assert main(["replay", str(sync), str(streamed), "--warmup", "0"]) == 0
+    printed = capsys.readouterr().out
+    assert "| learner | 10.000 | 14.000 | 1.40 |" in printed and "| step, replayed | 19.750 | 16.750 |" in printed
+    assert f"o = {24.75 / 16.75:.3f}; measured: f = {19.75 / 17:.3f}" in printed
+    assert main(["replay", str(sync), str(streamed)]) == 2
+    assert "none after 1 of warm-up" in capsys.readouterr().err
 
 
 def test_a_direct_batch_is_divided_over_its_trajectories(sync):

@@ -1,7 +1,9 @@
-"""The installed command `thundersync`: `thundersync plan TRACE` says what gradient streaming would bring.
+"""The installed command `thundersync`.
 
-TRACE is a run directory of ours, a .csv or .jsonl file with the columns trajectory, group, turn, ready, service, or a
-folder with the two public logs; without it the folder that THUNDERSYNC_DATA names is read.
+`thundersync plan TRACE` says what gradient streaming would bring. TRACE is a run directory of ours, a .csv or .jsonl
+file with the columns trajectory, group, turn, ready, service, or a folder with the two public logs; without it the
+folder that THUNDERSYNC_DATA names is read. `thundersync replay SYNC THUNDERSYNC` puts two runs of ours beside what
+Equation 14 makes of their traces.
 """
 
 from __future__ import annotations
@@ -16,29 +18,41 @@ from thundersync.records import RunRecord
 from thundersync.scaling.plan_report import table, write
 from thundersync.scaling.planner import Question, make_plan
 from thundersync.scaling.releases import TURN_EAGER, TURN_FORWARD, Shares
+from thundersync.scaling.replay import replay, replay_table
 from thundersync.scaling.run_records import read_run_trace
 from thundersync.scaling.trace import Trace
 from thundersync.scaling.trace_files import GROUP_LOG, TRAINING_LOG, TraceError, read_public_logs, read_rows_trace
 
+REPLAY = "Recorded readiness and service times through Equation 14, beside the measured steps; d of Equation 29."
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Prints the table; writes table, picture and report. Bad input is one sentence and exit status 2."""
+    """Runs a command. Bad input is one sentence and exit status 2."""
     arguments = _parser().parse_args(argv)
     try:
-        question = Question(
-            rollout_gpus=arguments.gpus[0],
-            learner_gpus=arguments.gpus[1],
-            capacity=arguments.capacity,
-            shares={"turn_eager": arguments.turn_eager, "turn_forward": arguments.turn_forward},
-        )
-        plan = make_plan(_read(arguments), question)
-        print(table(plan), end="")
-        paths = write(plan, arguments.results)
+        arguments.run(arguments)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"\nwrote {', '.join(map(str, paths))}")
     return 0
+
+
+def _plan(arguments: argparse.Namespace) -> None:
+    """Prints the table; writes table, picture and report."""
+    question = Question(
+        rollout_gpus=arguments.gpus[0],
+        learner_gpus=arguments.gpus[1],
+        capacity=arguments.capacity,
+        shares={"turn_eager": arguments.turn_eager, "turn_forward": arguments.turn_forward},
+    )
+    plan = make_plan(_read(arguments), question)
+    print(table(plan), end="")
+    print(f"\nwrote {', '.join(map(str, write(plan, arguments.results)))}")
+
+
+def _replay(arguments: argparse.Namespace) -> None:
+    runs = [read_run_trace(path, arguments.warmup) for path in (arguments.sync, arguments.thundersync)]
+    print(replay_table(replay(*runs)), end="")
 
 
 def _read(arguments: argparse.Namespace) -> Trace:
@@ -72,6 +86,12 @@ def _parser() -> argparse.ArgumentParser:
         text = f"EARLY,LATE learner work over a plain pass ({shares.early:g},{shares.late:g})"
         plan.add_argument(name, type=_shares, default=shares, metavar="EARLY,LATE", help=text)
     plan.add_argument("--results", type=Path, default=Path("results/plan"), help="folder to write (results/plan)")
+    plan.set_defaults(run=_plan)
+    pair = commands.add_parser("replay", help="two of our runs beside Equation 14", description=REPLAY)
+    pair.add_argument("sync", type=Path, metavar="SYNC", help="directory of a Sync run")
+    pair.add_argument("thundersync", type=Path, metavar="THUNDERSYNC", help="of a ThunderSync run, same workload")
+    pair.add_argument("--warmup", type=int, default=1, help="updates of each run to leave out (1)")
+    pair.set_defaults(run=_replay)
     return parser
 
 

@@ -120,6 +120,26 @@ def replay(sync: Trace, streamed: Trace) -> Replay:
     return Replay(sync=pair[0], streamed=pair[1])
 
 
+def replay_table(pair: Replay) -> str:
+    """The pair in Markdown: stages, replayed and measured steps, o, f, d and its two factors."""
+    lines = ["| mean seconds per update | Sync run | ThunderSync run | ratio |", "|---|---|---|---|"]
+    for name, ratio in pair.stretch().items():
+        lines.append(f"| {name} | {getattr(pair.sync, name):.3f} | {getattr(pair.streamed, name):.3f} | {ratio:.2f} |")
+    for name, one, other in (
+        ("step, replayed", pair.sync.sync, pair.streamed.replayed),
+        ("step, measured", pair.sync.measured, pair.streamed.measured),
+    ):
+        lines.append(f"| {name} | {one:.3f} | {other:.3f} | {other / one:.2f} |")
+    lines += [
+        "",
+        f"Speedup predicted from the ThunderSync run's trace: o = {pair.predicted:.3f}; "
+        f"measured: f = {pair.measured:.3f}; d = {pair.gap:.1f} % (Equation 29).",
+        f"f / o = {pair.side_by_side:.3f} (stages take longer side by side, or do more) x {pair.unexplained:.3f} "
+        "(the step lasts longer than its jobs explain).",
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def release_fraction(trace: Trace, u: np.ndarray) -> np.ndarray:
     """F-(u) of Equation 18: share of service released strictly before u R, mean over the updates. float64, as `u`."""
     curves = []
