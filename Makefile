@@ -80,6 +80,10 @@ timeline: setup  ## a run as a Perfetto trace for ui.perfetto.dev, and a picture
 reproduce-fig7: setup  ## Figure 7: panel b from the equations, panel a where its sweep has been measured
 	$(V)/python -m paper_figures.fig07_dispersion_batch_horizon --sweep runs/scaling/$(SCALE)/dispersion.csv --results results/fig7
 
+reproduce-fig8: setup  ## Figure 8 and the sweep of Figure 7a: measured cells beside the laws; resumable
+	$(V)/python -m experiments.scaling --scale $(SCALE)
+	$(V)/python -m paper_figures.fig08_scaling_grid --runs runs/scaling/$(SCALE) --scale $(SCALE) --results results/fig8
+
 reproduce-fig9: setup  ## Figure 9 from the equations: balance and horizon
 	$(V)/python -m paper_figures.fig09_balance_and_horizon --results results/fig9
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from thundersync.objectives import GRPO, OPD, REINFORCE, RLOO, DrGRPO, Objective
+from thundersync.rollout.script import TurnScript
 from thundersync.rollout.settings import GenerationSettings
 
 Count = Annotated[int, Field(ge=1)]
@@ -159,6 +160,8 @@ class RunConfig(Part):
     """Where the per-update metrics are also sent, live; wandb runs offline."""
     record_batches: bool = False
     """Keep every event with its tokens in batches.jsonl, so that the equivalence check can replay the run."""
+    script: TurnScript | None = None
+    """Timing runs only: trajectories of a set length, whatever the policy would say; null lets it speak."""
     schedule: ScheduleConfig
     objective: ObjectiveConfig
     workload: WorkloadConfig
@@ -192,4 +195,5 @@ def _fields_at(path: tuple[Any, ...]) -> list[str]:
     model: Any = RunConfig
     for part in path:
         model = model.model_fields[part].annotation
+        model = next((one for one in get_args(model) if one is not type(None)), model)  # a part that may be null
     return sorted(model.model_fields) if hasattr(model, "model_fields") else sorted(model.__dataclass_fields__)

@@ -140,6 +140,7 @@ def _configure(config: RunConfig, session: Session, models: ModelPaths, start: S
         workload=WorkloadSpec(name=config.workload.name, root=Path(config.cache), seed=config.workload.seed),
         generation=config.generation,
         run_seed=config.seed,
+        script=config.script,
     )
     (version, policy_hash), *served = ray.get(
         [

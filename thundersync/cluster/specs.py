@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thundersync.objectives import Objective
+from thundersync.rollout.script import TurnScript
 from thundersync.rollout.settings import GenerationSettings
 
 
@@ -24,6 +25,7 @@ class ReplicaSpec:
     workload: WorkloadSpec
     generation: GenerationSettings
     run_seed: int
+    script: TurnScript | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
