@@ -24,7 +24,6 @@ from thundersync.cluster.session import open_session
 from thundersync.config import ConfigError, RunConfig
 from thundersync.equivalence.check import Findings, Subject, check, replayed_updates
 from thundersync.equivalence.end_to_end import EndToEnd, compare_runs
-from thundersync.learner.optimizer import AdamWSettings
 from thundersync.records import BatchEventRecord, CheckpointRecord, RecordError, RunDirectory, recorded_batches
 from thundersync.trainer import Interrupted, require_available, train
 
@@ -97,17 +96,10 @@ def record(arguments: argparse.Namespace, session, objective: str, updates: int)
 def subject(arguments: argparse.Namespace, config: RunConfig, path: Path) -> Subject:
     """The first batches of a recorded run, and the policy that they start from."""
     directory = RunDirectory(path)
-    optimizer = config.optimizer
     return Subject(
         policy=path / directory.read(CheckpointRecord)[0].path,
         objective=config.objective.build(),
-        settings=AdamWSettings(
-            learning_rate=optimizer.learning_rate,
-            betas=optimizer.betas,
-            eps=optimizer.epsilon,
-            weight_decay=optimizer.weight_decay,
-            max_norm=optimizer.clip_norm,
-        ),
+        settings=config.optimizer.build(),
         batches=recorded_batches(directory.read(BatchEventRecord))[: arguments.batches],
         releases=config.objective.releases,
         exact_exponent=config.objective.exact_exponent,
