@@ -152,7 +152,7 @@ class LogicalBatch:
         return tuple(TrajectoryKey(*g.key, i) for g in self.groups for i in range(g.size))
 
     def shares(self, ranks: int) -> tuple[LogicalBatch, ...]:
-        """The groups that each learner rank learns: the one at place i goes to rank i mod `ranks`; some may have none."""
+        """The groups that each learner rank learns: that at place i goes to rank i mod `ranks`; some may have none."""
         return tuple(replace(self, groups=self.groups[rank::ranks]) for rank in range(ranks))
 
 
