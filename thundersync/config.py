@@ -32,7 +32,7 @@ class ScheduleConfig(Part):
     waiting_rewards: Count = 1
     """Release `content`: the cap u on gradients that are held until their reward comes."""
     graph_bytes: Count | None = None
-    """Release `turn_forward`: most memory of the graphs that are kept; null is unbounded."""
+    """Release `turn_forward`: most memory of the graphs that are kept, longest trajectories first; null: no bound."""
 
 
 class ObjectiveConfig(Part):

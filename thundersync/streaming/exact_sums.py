@@ -51,8 +51,7 @@ class Grid:
         return 2.0**self.exponent
 
     def largest(self, tensors: Sequence[Tensor]) -> int:
-        """A bound on the entries, in units. Raises OverflowError for one that float64 could not count in whole units.
-        """
+        """A bound on the entries, in units. Raises OverflowError for one that float64 cannot count in whole units."""
         most = max((float(end.abs()) for tensor in tensors if tensor.numel() for end in tensor.aminmax()), default=0.0)
         if most / self.unit >= 2.0**53:
             raise OverflowError(f"a gradient entry of {most:.3g} exceeds the grid; {self._advice}")
