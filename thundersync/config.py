@@ -92,7 +92,7 @@ class ObjectiveConfig(Part):
 
 class WorkloadConfig(Part):
     name: str
-    """micro_swe or micro_terminal; the registry of thundersync.environments refuses others by name."""
+    """micro_swe, micro_terminal, or `package.module:function` of your own; others are refused by name."""
     seed: int = 0
     """Of the generated task set."""
 
@@ -163,6 +163,10 @@ class ScaleConfig(Part):
     """Cost is reported only where a price is configured."""
     acknowledge_timeout_s: Positive = 60.0
     """A replica that does not acknowledge a publication in this time is named in an error."""
+    rollout_timeout_s: Positive = 600.0
+    """The run ends with an error that names the open trajectories when no event at all has come for this long."""
+    learner_timeout_s: Positive = 3600.0
+    """The same for the calls of the learner. It must exceed the longest single call: the whole batch under Sync."""
 
 
 class RunConfig(Part):

@@ -18,6 +18,7 @@ from thundersync.mirror import open_mirror
 from thundersync.records import RunDirectory, UpdateRecord
 from thundersync.sampler import TaskSampler
 from thundersync.schedules import SCHEDULES, Parts, Release
+from thundersync.watch import WatchedLearner, WatchedRollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +67,8 @@ class Controller:
             batch=sampler.batch,
             group=sampler.group,
             prompts=sampler.prompts,
-            rollout=rollout,
-            learner=RayLearner(learners),
+            rollout=WatchedRollout(rollout, config.scale.rollout_timeout_s),
+            learner=WatchedLearner(RayLearner(learners), config.scale.learner_timeout_s),
             publisher=ray_publisher(learners[0], session.replicas, config.scale.acknowledge_timeout_s),
             clock=self._clock,
             journal=self._journal,

@@ -28,6 +28,7 @@ from thundersync.environments import Workload, load_workload
 from thundersync.records import CheckpointRecord, RunDirectory, digest_of, run_record
 from thundersync.sampler import TaskSampler
 from thundersync.splits import list_digest
+from thundersync.timeline import export_timeline
 from thundersync.warm_start import ModelPaths, build_models
 
 PACKAGES = ("torch", "transformers", "tokenizers", "ray", "numpy", "pydantic")
@@ -47,10 +48,11 @@ class Start:
     learner_state: Path | None = None
 
 
-def train(config: RunConfig, session: Session, *, commit: str | None = None) -> Path:
+def train(config: RunConfig, session: Session, *, commit: str | None = None, models: ModelPaths | None = None) -> Path:
     """Runs or resumes a run to its end and returns its directory. Nothing is repeated of a run that has ended.
 
-    Raises ConfigError for what cannot run here and Interrupted after Ctrl-C, with everything saved.
+    `models` takes the place of the warm-started policy and teacher. Raises ConfigError for what cannot run here and
+    Interrupted after Ctrl-C, with everything saved.
     """
     require_available(config)
     directory = RunDirectory(Path(config.runs) / config.name)
@@ -58,7 +60,7 @@ def train(config: RunConfig, session: Session, *, commit: str | None = None) -> 
         return directory.path
     began = time.monotonic()
     workload = _workload(config)
-    models = build_models(
+    models = models or build_models(
         Path(config.cache),
         config.workload.name,
         seed=config.model.seed,
@@ -86,6 +88,7 @@ def train(config: RunConfig, session: Session, *, commit: str | None = None) -> 
     if not directory.ended:
         raise Interrupted(f"{directory.path} is saved; run the same command again to go on")
     shutil.rmtree(directory.path / "state")  # only a resumed run would need it
+    export_timeline(directory.path)
     return directory.path
 
 
@@ -181,6 +184,7 @@ def _run_record(config, session, workload, models, policy_hash, seconds, commit)
         devices=config.scale.devices,
         device_name=config.scale.device_name,
         core_independence=session.core_independence,
+        learner_peak_flops=session.learner_peak_flops,
         price_usd_per_device_hour=config.scale.price_usd_per_device_hour,
         initialisation_seconds=seconds,
     )

@@ -8,9 +8,11 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
+from ray.exceptions import RayActorError
+
 from thundersync.batch import GroupKey, LogicalBatch
-from thundersync.cluster.publication import AcknowledgedPublisher
-from thundersync.ports import ContentReady, Event, Receipt, RewardReady, StepReport, TurnReady
+from thundersync.ports import ContentReady, Event, Receipt, RewardReady, RolloutError, StepReport, TurnReady
+from thundersync.publication import AcknowledgedPublisher
 from thundersync.rollout.engine import ServedPolicy
 
 
@@ -22,7 +24,7 @@ class RayRollout:
         self._load = {name: 0 for name in replicas}
         self._owner: dict[GroupKey, str] = {}
         self._queue: asyncio.Queue[Event | BaseException] = asyncio.Queue()
-        self._pollers = [asyncio.ensure_future(self._poll(replica)) for replica in replicas.values()]
+        self._pollers = [asyncio.ensure_future(self._poll(name, replica)) for name, replica in replicas.items()]
 
     async def start(self, batch: LogicalBatch) -> None:
         shares: dict[str, list] = {}
@@ -51,11 +53,13 @@ class RayRollout:
         for poller in self._pollers:
             poller.cancel()
 
-    async def _poll(self, replica: Any) -> None:
+    async def _poll(self, name: str, replica: Any) -> None:
         try:
             while True:
                 for event in await replica.next_events.remote():
                     self._queue.put_nowait(event)
+        except RayActorError as error:
+            self._queue.put_nowait(RolloutError(f"rollout replica {name} died: {error}"))
         except Exception as error:  # a schedule that waits for events must see it, or it would wait for ever
             self._queue.put_nowait(error)
 

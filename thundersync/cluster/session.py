@@ -12,6 +12,7 @@ from typing import Any
 import ray
 
 from thundersync.cluster.independence import core_independence
+from thundersync.cluster.peak import core_peak
 from thundersync.cluster.placement import Placement, place
 
 
@@ -20,6 +21,8 @@ class Session:
     placement: Placement
     core_independence: float
     """How much of its speed a core keeps while the other is busy, measured at the start of the session."""
+    learner_peak_flops: float
+    """Measured peak of the learner's core, FP32, also at the start."""
     replicas: dict[str, Any]
     """Rollout replicas by name; they serve training."""
     learners: tuple[Any, ...]
@@ -59,6 +62,7 @@ def open_session(replicas: int, learner_ranks: int = 1) -> Iterator[Session]:
         session = Session(
             placement=placement,
             core_independence=independence,
+            learner_peak_flops=core_peak(placement.learner_cores[0]),
             replicas={name: RolloutReplicaActor.remote(placement.rollout_cores) for name in names},
             learners=tuple(LearnerActor.remote(placement.of_rank(rank)) for rank in range(learner_ranks)),
             teacher=TeacherActor.remote(placement.rollout_cores),
