@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from contextlib import closing
 from dataclasses import replace
 
@@ -10,9 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from experiments.equivalence import summary
+from paper_figures import common
+from paper_figures.equivalence_report import text
 from thundersync.batch import GroupKey, GroupPlan, LogicalBatch, Task, Trajectory, TrajectoryKey, Turn
 from thundersync.equivalence import compare
 from thundersync.equivalence.check import Subject, check, replayed_updates
+from thundersync.equivalence.end_to_end import EndToEnd
 from thundersync.equivalence.replay import Variant, reordered, replay
 from thundersync.equivalence.workers import Workers
 from thundersync.learner.optimizer import AdamWSettings
@@ -131,6 +137,34 @@ def test_each_finding_can_break(checked, field, words):
     broken |= {"exact": good.exact | {"random order 1": False}}
     (complaint,) = replace(good, **{field: broken[field]}).broken()
     assert words in complaint
+
+
+def test_the_report_has_its_rows_and_names_what_broke(checked):
+    """The keys that readers of report.json rely on; the table names the ranks, and a broken one is in words."""
+    whole = EndToEnd(
+        updates=20,
+        hashes_equal=20,
+        hashes_distinct=20,
+        groups=80,
+        nonuniform_groups=40,
+        orders_differ=3,
+        sources=320,
+        sources_before_close=160,
+    )
+    arguments = argparse.Namespace(batches=UPDATES)
+    findings = {name: found for name, (found, _) in checked.items()}
+    report = summary(arguments, findings, whole)
+    assert {"fp32", "bf16", "fp64", "exact_permutations", "end_to_end", "ranks"} <= report.keys()
+    assert report["broken"] == [] and report["ranks"]["opd"]["ranks"] == 2
+    assert json.loads(json.dumps(report))["end_to_end"]["holds"] is True
+    report["paper"] = json.loads(common.REFERENCE.read_text(encoding="utf-8"))["equivalence"]
+    assert "with exact sums the same bits after every update" in text(report)
+    findings["opd"] = replace(findings["opd"], ranks_exact=False)
+    broken = summary(arguments, findings, replace(whole, hashes_equal=19))
+    assert broken["broken"] == [
+        "opd, exact sums: two ranks ended in other bits than Sync",
+        "end to end: 19 of 20 hashes equal; conditions that do not hold: none",
+    ]
 
 
 def test_a_gradient_that_is_off_is_noticed(policy, monkeypatch):
