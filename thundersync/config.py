@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from thundersync.objectives import GRPO, OPD, REINFORCE, RLOO, DrGRPO, Objective
 from thundersync.rollout.script import TurnScript
 from thundersync.rollout.settings import GenerationSettings
+
+if TYPE_CHECKING:
+    from thundersync.learner.adamw import AdamWSettings
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -30,7 +33,7 @@ class ScheduleConfig(Part):
     waiting_rewards: Count = 1
     """Release `content`: the cap u on gradients that are held until their reward comes."""
     graph_bytes: Count | None = None
-    """Release `turn_forward`: most memory of the graphs that are kept; null is unbounded."""
+    """Release `turn_forward`: most memory of the graphs that are kept, longest trajectories first; null: no bound."""
 
 
 class ObjectiveConfig(Part):
@@ -41,7 +44,7 @@ class ObjectiveConfig(Part):
     trajectories_per_prompt: Count
     sums: Literal["fp32", "exact"] = "fp32"
     """Arithmetic of the running sums: `exact` gives the same bits in any order of arrival, at twice the memory."""
-    exact_exponent: int = -44
+    exact_exponent: Annotated[int, Field(ge=-100, le=0)] = -44
     """Exact sums: gradient entries are rounded to multiples of 2**exact_exponent."""
     advantage_epsilon: Positive = 1e-6
     """GRPO: stabilises the division by sigma."""
@@ -120,6 +123,23 @@ class OptimizerConfig(Part):
     epsilon: Positive = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     clip_norm: Positive = 1.0
+    moments: Literal["fp32", "bf16"] = "fp32"
+    """Storage of both moments; bf16 halves them and rounds stochastically."""
+
+    def build(self) -> AdamWSettings:
+        """The settings as the learner takes them."""
+        import torch
+
+        from thundersync.learner.adamw import AdamWSettings
+
+        return AdamWSettings(
+            learning_rate=self.learning_rate,
+            betas=self.betas,
+            eps=self.epsilon,
+            weight_decay=self.weight_decay,
+            max_norm=self.clip_norm,
+            moments={"fp32": torch.float32, "bf16": torch.bfloat16}[self.moments],
+        )
 
 
 class ScaleConfig(Part):
@@ -135,6 +155,8 @@ class ScaleConfig(Part):
     """Held-out tasks of an evaluation; null takes all."""
     replicas: Count = 1
     """Rollout replicas."""
+    learner_ranks: Count = 1
+    """Learner processes that share each batch by groups. Ranks beyond the available cores share them."""
     devices: Count
     """What the training clock is multiplied by to give device-hours."""
     device_name: str

@@ -21,7 +21,7 @@ import ray
 from tqdm import tqdm
 
 from thundersync.cluster.session import Session
-from thundersync.cluster.specs import LearnerSpec, ReplicaSpec, WorkloadSpec
+from thundersync.cluster.specs import LearnerSpec, ReplicaSpec, Seat, WorkloadSpec
 from thundersync.config import ConfigError, RunConfig
 from thundersync.controller import ControllerActor, Progress
 from thundersync.environments import Workload, load_workload
@@ -123,11 +123,7 @@ def _configure(config: RunConfig, session: Session, models: ModelPaths, start: S
     learner = LearnerSpec(
         policy=start.policy,
         objective=objective,
-        learning_rate=config.optimizer.learning_rate,
-        betas=config.optimizer.betas,
-        epsilon=config.optimizer.epsilon,
-        weight_decay=config.optimizer.weight_decay,
-        clip_norm=config.optimizer.clip_norm,
+        optimizer=config.optimizer.build(),
         graph_bytes=config.schedule.graph_bytes,
         exact_exponent=config.objective.exact_exponent if config.objective.sums == "exact" else None,
         resume_from=start.learner_state,
@@ -142,18 +138,30 @@ def _configure(config: RunConfig, session: Session, models: ModelPaths, start: S
         run_seed=config.seed,
         script=config.script,
     )
-    (version, policy_hash), *served = ray.get(
-        [
-            session.learner.configure.remote(learner),
-            *(
-                r.configure.remote(replica, session.teacher if objective.needs_teacher else None)
-                for r in session.replicas.values()
-            ),
-        ]
-    )
-    if version != start.update or any(s.policy_hash != policy_hash for s in served):
+    teacher = session.teacher if objective.needs_teacher else None
+    served = [r.configure.remote(replica, teacher) for r in session.replicas.values()]
+    held = ray.get(_seat(config, session, learner))
+    if len({*held, *((start.update, answer.policy_hash) for answer in ray.get(served))}) > 1:
         raise RuntimeError(f"learner and replicas do not start from the same policy as update {start.update}")
-    return policy_hash
+    return held[0][1]
+
+
+def _seat(config: RunConfig, session: Session, learner: LearnerSpec) -> list[Any]:
+    """Configures the learner ranks of a run, all at once: they meet at the address of rank 0."""
+    size = config.scale.learner_ranks
+    if size > len(session.learners):
+        raise ConfigError(
+            f"scale.learner_ranks is {size}, but the session was opened for {len(session.learners)}: "
+            "the first run of a multirun sets how many there are"
+        )
+    if (devices := session.placement.devices(size)) > config.scale.devices:
+        raise ConfigError(
+            f"scale.devices is {config.scale.devices}, but rollout and {size} learner ranks take {devices} cores: "
+            f"set scale.devices={devices}, which device-hours are counted by"
+        )
+    address = ray.get(session.learners[0].address.remote()) if size > 1 else ""
+    seats = [Seat(rank=rank, size=size, address=address) for rank in range(size)]
+    return [actor.configure.remote(learner, seat) for actor, seat in zip(session.learners, seats, strict=False)]
 
 
 def _run_record(config, session, workload, models, policy_hash, seconds, commit) -> Any:

@@ -10,7 +10,8 @@ import torch
 
 from thundersync.cluster.ports import ray_publisher
 from thundersync.cluster.replica import RolloutReplica
-from thundersync.cluster.specs import LearnerSpec, ReplicaSpec, WorkloadSpec
+from thundersync.cluster.specs import LearnerSpec, ReplicaSpec, Seat, WorkloadSpec
+from thundersync.learner.adamw import AdamWSettings
 from thundersync.objectives import GRPO
 from thundersync.ports import PublicationError
 from thundersync.rollout.settings import GenerationSettings
@@ -32,20 +33,16 @@ def one_byte_astray() -> type[RolloutReplica]:
 
 
 def test_a_replica_that_serves_one_wrong_bit_is_named(session, random_models, tmp_path):
-    learner = session.learner
+    learner = session.learners[0]
     spec = LearnerSpec(
         policy=random_models.student,
         objective=GRPO(prompts=1),
-        learning_rate=1e-3,
-        betas=(0.9, 0.999),
-        epsilon=1e-8,
-        weight_decay=0.0,
-        clip_norm=1.0,
+        optimizer=AdamWSettings(learning_rate=1e-3),
         graph_bytes=None,
         exact_exponent=None,
         resume_from=None,
     )
-    version, policy_hash = ray.get(learner.configure.remote(spec))
+    version, policy_hash = ray.get(learner.configure.remote(spec, Seat(rank=0, size=1, address="")))
     damaged = ray.remote(num_cpus=0, max_concurrency=16)(one_byte_astray()).remote(session.placement.rollout_cores)
     replicas = {"replica-0": session.replicas["replica-0"], "replica-1": damaged}
     replica = ReplicaSpec(

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from thundersync.objectives import Objective
 from thundersync.rollout.script import TurnScript
 from thundersync.rollout.settings import GenerationSettings
+
+if TYPE_CHECKING:
+    from thundersync.learner.adamw import AdamWSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,14 +36,20 @@ class ReplicaSpec:
 class LearnerSpec:
     policy: Path
     objective: Objective
-    learning_rate: float
-    betas: tuple[float, float]
-    epsilon: float
-    weight_decay: float
-    clip_norm: float
+    optimizer: AdamWSettings
     graph_bytes: int | None
     """Most memory of the graphs that release `turn_forward` keeps; None is unbounded."""
     exact_exponent: int | None
     """Exact sums on this grid, or None for FP32 sums."""
     resume_from: Path | None
     """Directory of a saved learner state, or None to start from the policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Which of `size` learner ranks a process is, and where the ranks meet."""
+
+    rank: int
+    size: int
+    address: str
+    """Of rank 0, as torch.distributed takes it; unused by a rank alone."""

@@ -1,7 +1,7 @@
 """One learner rank: a model, its gradient stream and its optimizer, behind the calls of the Learner port.
 
 Synchronous and without Ray; `cluster/` wraps it into an actor. Each call returns when its work is done, with a receipt.
-Several ranks share a batch by whole groups: sources go to the rank that owns their group (`RankGroup.owner`), while
+Several ranks share a batch by whole groups: sources go to the rank that owns their group (`LogicalBatch.shares`), while
 `open`, `step`, `save`, `load` and `abort` go to all; `step` and `save` wait for each other.
 """
 
