@@ -43,6 +43,7 @@ class Controller:
 
         `first_update` and `elapsed` are 0 for a new run; a resumed one goes on at its checkpoint.
         """
+        self._journal = None  # of the run before
         directory = RunDirectory(Path(config.runs) / config.name)
         run = directory.run()
         learners = session.learners[: config.scale.learner_ranks]

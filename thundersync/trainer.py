@@ -82,9 +82,15 @@ def train(config: RunConfig, session: Session, *, commit: str | None = None, mod
         prompts=config.objective.prompts_per_update,
         group_size=config.objective.trajectories_per_prompt,
     )
-    controller = ControllerActor.remote(session.placement.rollout_cores)
-    _wait(controller, config, controller.run.remote(config, session, sampler, start.update, start.elapsed))
-    ray.kill(controller)
+    # One controller serves all runs of a session: to start a process costs as much as a short run. `detached` keeps it
+    # until the session ends, not only while somebody holds it.
+    options = {"name": "controller", "get_if_exists": True, "lifetime": "detached"}
+    controller = ControllerActor.options(**options).remote(session.placement.rollout_cores)
+    try:
+        _wait(controller, config, controller.run.remote(config, session, sampler, start.update, start.elapsed))
+    except BaseException:
+        ray.kill(controller)  # whatever the run was doing ends with it
+        raise
     if not directory.ended:
         raise Interrupted(f"{directory.path} is saved; run the same command again to go on")
     shutil.rmtree(directory.path / "state")  # only a resumed run would need it
