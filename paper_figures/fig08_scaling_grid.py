@@ -71,7 +71,7 @@ def draw(args: argparse.Namespace) -> None:
 
 
 def picture(rows: pd.DataFrame, laws: dict[str, Law]) -> Figure:
-    """Contours, batch above horizon, an objective per column; the scatters at the right."""
+    """Contours, batch above horizon, and at their right the scatter of both, for each objective."""
     figure, axes = style.figure(2, 2 * len(laws), figsize=(4.9 * len(laws), 5.6), layout="constrained", squeeze=False)
     for i, (objective, law) in enumerate(laws.items()):
         own = rows[rows["objective"] == objective]
@@ -82,8 +82,11 @@ def picture(rows: pd.DataFrame, laws: dict[str, Law]) -> Figure:
             else:
                 _contour(axes[row, 2 * i], chosen, law, sweep)
             axes[row, 2 * i].set_title(f"{OBJECTIVES[objective]}, {SWEEPS[sweep][1]}", loc="left", fontsize=9)
-            _scatter(axes[row, 2 * i + 1], chosen, legend=i == 0 and row == 0)
-    surfaces.colour_bar(figure, axes, low=1.0)
+        places = axes[0, 2 * i + 1].get_gridspec()[:, 2 * i + 1]  # one scatter for both sweeps
+        for panel in axes[:, 2 * i + 1]:
+            panel.remove()
+        _scatter(figure.add_subplot(places), own[own["sweep"].isin(SWEEPS)], OBJECTIVES[objective], legend=i == 0)
+    surfaces.colour_bar(figure, figure.axes, low=1.0)
     figure.suptitle(TITLE, fontsize=10, fontweight="bold")
     return figure
 
@@ -92,16 +95,17 @@ def _contour(axes: Axes, cells: pd.DataFrame, law: Law, sweep: str) -> None:
     """The law on (ratio, B or turns) at the cells' mean suffix, and the places of the cells."""
     low, high = min(0.3, cells["ratio"].min() / 1.1), max(4.0, cells["ratio"].max() * 1.1)
     ratios = np.geomspace(low, high, 81)
-    heights = np.geomspace(cells[Y[sweep]].min(), cells[Y[sweep]].max(), 41)
+    least, most = cells[Y[sweep]].min(), cells[Y[sweep]].max()
+    heights = np.geomspace(least / 1.1, most * 1.1, 41)
     kappa_w = float(cells["kappa_w"].mean())
     if sweep == "batch":
         surface = law.speedup(batch=heights[:, None], turns=TURNS, ratio=ratios, kappa_w=kappa_w)
     else:
-        heights = np.unique(np.round(heights))
+        heights = np.arange(least, most + 1)
         surface = np.array([law.speedup(batch=BATCH, turns=int(a), ratio=ratios, kappa_w=kappa_w) for a in heights])
     axes.contourf(ratios, heights, surface, levels=LEVELS, cmap=surfaces.COLOURS)
     axes.contour(ratios, heights, surface, levels=surfaces.LINES, colors="white", linewidths=0.8)
-    axes.plot(cells["ratio"], cells[Y[sweep]], ".", color="white", mec="black", mew=0.4, ms=5)
+    axes.plot(cells["ratio"], cells[Y[sweep]], ".", color="white", mec="black", mew=0.5, ms=6, clip_on=False)
     axes.set(xscale="log", yscale="log", xlabel="$T_{rollout}$ / $T_{train}$", ylabel=SWEEPS[sweep][0])
     axes.grid(visible=False)
     ticks = [t for t in (0.1, 0.3, 0.5, 1, 2, 4, 10) if low <= t <= high]
@@ -111,15 +115,16 @@ def _contour(axes: Axes, cells: pd.DataFrame, law: Law, sweep: str) -> None:
         axis.set_major_formatter("{x:g}")
 
 
-def _scatter(axes: Axes, cells: pd.DataFrame, legend: bool) -> None:
+def _scatter(axes: Axes, cells: pd.DataFrame, name: str, legend: bool) -> None:
     both = cells[["s", "o", "f"]].to_numpy()
     low, high = (min(0.95, both.min() - 0.03), max(2.05, both.max() + 0.03)) if len(cells) else (0.95, 2.05)
     axes.plot([low, high], [low, high], color="#6f6f6f", lw=0.8, zorder=1)
     axes.scatter(cells["s"], cells["o"], s=16, fc="none", ec="black", lw=0.8, label="from the release trace")
     axes.scatter(cells["s"], cells["f"], s=16, color=style.LOOKS["thundersync"].colour, lw=0, label="measured")
     axes.set(xlim=(low, high), ylim=(low, high), aspect="equal", xlabel="Predicted by the law", ylabel="Speedup")
+    axes.set_title(f"{name}, both sweeps", loc="left", fontsize=9)
     if legend:
-        axes.legend(fontsize=7.5, loc="upper left", handletextpad=0.2)
+        axes.legend(fontsize=7.5, loc="lower right", handletextpad=0.2)
 
 
 def text(found: dict) -> str:

@@ -55,7 +55,7 @@ def test_open_markers_are_traces_and_filled_ones_are_measured():
     figure = fig08_scaling_grid.picture(evaluated, laws)
     axes = next(a for a in figure.axes if a.get_legend() is not None)
     opened, filled = axes.collections
-    own = evaluated[(evaluated["objective"] == "grpo") & (evaluated["sweep"] == "batch")]
+    own = evaluated[evaluated["objective"] == "grpo"]
     assert opened.get_offsets().tolist() == own[["s", "o"]].to_numpy().tolist()
     assert filled.get_offsets().tolist() == own[["s", "f"]].to_numpy().tolist()
     assert opened.get_facecolor().size == 0 and filled.get_facecolor().size == 4
