@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from thundersync.learner.settings import LoRASettings
 from thundersync.objectives import GRPO, OPD, REINFORCE, RLOO, DrGRPO, Objective
 from thundersync.rollout.settings import GenerationSettings
 
@@ -109,6 +110,8 @@ class ModelConfig(Part):
     intermediate: Count | None = None
     """Units of each MLP of the policy, widened to it after the warm start without changing what it computes; null
     leaves it. It sets what a gradient costs beside a rollout."""
+    lora: LoRASettings | None = None
+    """Adapters that learn while the policy's weights stay frozen (Appendices D.1, D.3); null trains all weights."""
 
 
 class OptimizerConfig(Part):
@@ -151,6 +154,9 @@ class RunConfig(Part):
     cache: str
     """Directory of generated task sets and warm-started models."""
     seed: int
+    logprob_tolerance: Positive | None = 0.01
+    """Most nats between the rollout engine's and the learner's log-probability of a token, where every token is the
+    current policy's (Sync, ThunderSync); null is unbounded. FP32 on both sides stays below 1e-4."""
     mirror: Literal["none", "tensorboard", "wandb"] = "none"
     """Where the per-update metrics are also sent, live; wandb runs offline."""
     record_batches: bool = False
@@ -187,5 +193,6 @@ def _explain(fault: Mapping[str, Any]) -> str:
 def _fields_at(path: tuple[Any, ...]) -> list[str]:
     model: Any = RunConfig
     for part in path:
-        model = model.model_fields[part].annotation
+        annotation = model.model_fields[part].annotation
+        model = next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
     return sorted(model.model_fields) if hasattr(model, "model_fields") else sorted(model.__dataclass_fields__)

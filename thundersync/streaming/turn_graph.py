@@ -45,11 +45,9 @@ class TurnGraph:
     def tokens(self) -> int:
         return sum(len(segment.targets_T) for segment in self.segments)
 
-    def forward(
-        self, model: nn.Module, parameters: Sequence[Tensor], segment: Segment, prompt: Sequence[Piece]
-    ) -> None:
+    def forward(self, model: nn.Module, segment: Segment, prompt: Sequence[Piece]) -> None:
         """Runs the next turn, of at least one token, forward onto the graph."""
-        saved = _SavedBytes(parameters)
+        saved = _SavedBytes(model)
         with torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor):
             logprobs_A, entropy_A, states = forward_segment(model, segment, [*prompt, *self._pieces])
         self.bytes += saved.bytes
@@ -101,10 +99,10 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 class _SavedBytes:
-    """Counts what autograd saves for the backward pass, each storage once, parameters not at all."""
+    """Counts what autograd saves for the backward pass, each storage once, parameters (frozen ones too) not at all."""
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._seen = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+    def __init__(self, model: nn.Module) -> None:
+        self._seen = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
         self.bytes = 0
 
     def pack(self, tensor: Tensor) -> Tensor:
