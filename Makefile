@@ -7,9 +7,8 @@ PIP_ARGS ?=
 V := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help setup sandbox test test-fast lint reproduce-fig5 reproduce-fig1 reproduce-fig6 train evaluate models \
-        validate bench-schedules bench-release \
-        equivalence-check reproduce-fig11 reproduce-fig12 notebooks constraints clean
+# Every target with a line of help is a command, not a file.
+.PHONY: $(shell sed -n 's/^\([a-z0-9-]*\):.*\#\# .*/\1/p' Makefile) sandbox
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## /{printf "  make %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,11 +57,54 @@ reproduce-fig1: setup  ## Figure 1's form from the records of the main job
 reproduce-fig6: setup  ## Figure 6's form from the records of the main job
 	$(V)/python -m paper_figures.fig06_cost_terminal --runs runs/fig5/$(SCALE) --results results/fig6 --seeds $(SEEDS) --partial-seeds
 
+EFFICIENCY = --runs runs/fig5/$(SCALE) --results results/$(@:reproduce-%=%) --seeds $(SEEDS) --partial-seeds
+
+reproduce-fig3: setup  ## busy and idle shares over time (Figure 3) from the records of the main job
+	$(V)/python -m paper_figures.fig03_pipeline_bubbles $(EFFICIENCY)
+
+reproduce-fig4: setup  ## step wall time and trainer active MFU (Figure 4) from the records of the main job
+	$(V)/python -m paper_figures.fig04_step_time_mfu $(EFFICIENCY)
+
+reproduce-table1: setup  ## Table 1's form: lag, MFU, speedup, peak memory
+	$(V)/python -m paper_figures.table01_models $(EFFICIENCY)
+
+reproduce-table2: setup  ## Table 2's form: the same across platforms
+	$(V)/python -m paper_figures.table02_platforms $(EFFICIENCY)
+
+reproduce-table7: setup  ## Table 7's form: the same with LoRA, predicted from the FLOP ledger
+	$(V)/python -m paper_figures.table07_lora $(EFFICIENCY)
+
+timeline: setup  ## a run as a Perfetto trace for ui.perfetto.dev, and a picture of it: RUN=runs/embedded/NAME
+	$(V)/python -m experiments.timeline $(RUN)
+
+reproduce-fig7: setup  ## Figure 7: panel b from the equations, panel a where its sweep has been measured
+	$(V)/python -m paper_figures.fig07_dispersion_batch_horizon --sweep runs/scaling/$(SCALE)/dispersion.csv --results results/fig7
+
+reproduce-fig8: setup  ## Figure 8 and the sweep of Figure 7a: measured cells beside the laws; resumable
+	$(V)/python -m experiments.scaling --scale $(SCALE)
+	$(V)/python -m paper_figures.fig08_scaling_grid --runs runs/scaling/$(SCALE) --scale $(SCALE) --results results/fig8
+
+reproduce-fig9: setup  ## Figure 9 from the equations: balance and horizon
+	$(V)/python -m paper_figures.fig09_balance_and_horizon --results results/fig9
+
+reproduce-fig10: setup  ## Figure 10 from the equations: balance and batch size
+	$(V)/python -m paper_figures.fig10_balance_and_batch --results results/fig10
+
 bench-schedules: setup  ## one paired run of all schedules: step times, and the speedup beside its bound
 	$(V)/python -m experiments.bench_schedules
 
 bench-release: setup  ## learner work, tail and memory of each release policy
 	$(V)/python -m experiments.bench_release
+
+simulate: setup  ## every schedule on virtual time: reference workload, recorded runs, faults, cost
+	$(V)/python -m experiments.simulate
+
+reproduce-fig2: setup  ## Figure 2 drawn from simulated schedules
+	$(V)/python -m paper_figures.fig02_schedules
+
+bench-peers: setup  ## step time beside TRL, learner tokens/s beside plain loops
+	$(V)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[peers]'
+	$(V)/python -m experiments.bench_peers
 
 equivalence-check: setup  ## show that ThunderSync takes Sync's update, to the bit with exact sums (Appendix G)
 	$(V)/python -m experiments.equivalence

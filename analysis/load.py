@@ -47,6 +47,20 @@ def load_run(path: Path) -> Run:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunDetails:
+    """What happened within the updates of a run."""
+
+    trajectories: tuple[TrajectoryRecord, ...]
+    sources: tuple[SourceRecord, ...]
+
+
+def load_details(run: Run) -> RunDetails:
+    """Raises RecordError naming the file (and line) that is missing or damaged."""
+    directory = RunDirectory(run.path)
+    return RunDetails(trajectories=tuple(directory.read(TrajectoryRecord)), sources=tuple(directory.read(SourceRecord)))
+
+
 class Attempts:
     """Evaluation attempts by run and policy.
 

@@ -32,11 +32,12 @@ CASES = ((2, 64), (4, 64), (8, 32), (8, 64), (12, 128), (24, 32))
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("overrides", nargs="*", help="as of experiments.train, for instance workload=micro_terminal")
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--results", type=Path, default=Path("results/release"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    config = compose_run([])
+    config = compose_run(arguments.overrides)
     model_config = config.model
     models = build_models(
         Path(config.cache),
@@ -72,15 +73,18 @@ def measure(model, turns: int, tokens: int, repetitions: int) -> list[dict]:
         Continuation(ids=ids, scored=mask, teacher_logprobs=torch.full((int(mask.sum()),), -1.0))
         for ids, mask in zip(pieces, masks, strict=True)
     ]
-    found: dict[str, list[tuple[float, float]]] = {release: [] for release in RELEASES}
+    found: dict[str, list[tuple[float, ...]]] = {release: [] for release in RELEASES}
     peak = {}
     for repetition in range(repetitions + 1):
         plain = _seconds(lambda: _plain(model, prompt, torch.cat(pieces), torch.cat(masks)))
         for release in RELEASES:
-            early, tail, graph_bytes = _run(model, release, prompt, sources)
-            peak[release] = graph_bytes
-            if repetition:  # the first one warms up
-                found[release].append((early / plain, tail / plain))
+            if repetition:
+                found[release].append(tuple(seconds / plain for seconds in _run(model, release, prompt, sources)))
+            else:  # warms up; counting costs time, so that this one is not timed
+                saved = PeakOfSaved()
+                with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
+                    _run(model, release, prompt, sources)
+                peak[release] = saved.peak
     return [
         {
             "turns": turns,
@@ -95,23 +99,21 @@ def measure(model, turns: int, tokens: int, repetitions: int) -> list[dict]:
     ]
 
 
-def _run(model, release: str, prompt, sources) -> tuple[float, float, int]:
-    """(seconds before the last turn is ready, seconds from there to the closed group, peak bytes of saved graphs)."""
+def _run(model, release: str, prompt, sources) -> tuple[float, float]:
+    """Seconds before the last turn is ready, and from there to the closed group."""
     stream = GradientStream(model, OPD())
-    saved = PeakOfSaved()
-    with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
-        stream.open()
-        stream.open_group(0, size=1, prompt_ids=prompt)
-        steps: list[Callable[[], object]]
-        if release in ("trajectory", "content"):
-            early, steps = 0.0, [lambda: stream.add_trajectory(0, 0, _joined(sources))]
-        else:
-            add = stream.add_turn if release == "turn_eager" else stream.forward_turn
-            early = _seconds(lambda: [add(0, 0, source) for source in sources[:-1]])
-            steps = [lambda: add(0, 0, sources[-1]), lambda: stream.close_trajectory(0, 0)]
-        tail = _seconds(lambda: [step() for step in [*steps, lambda: stream.close_group(0)]])
-        stream.close()
-    return early, tail, max(saved.peak, stream.graphs.peak)
+    stream.open()
+    stream.open_group(0, size=1, prompt_ids=prompt)
+    steps: list[Callable[[], object]]
+    if release in ("trajectory", "content"):
+        early, steps = 0.0, [lambda: stream.add_trajectory(0, 0, _joined(sources))]
+    else:
+        add = stream.add_turn if release == "turn_eager" else stream.forward_turn
+        early = _seconds(lambda: [add(0, 0, source) for source in sources[:-1]])
+        steps = [lambda: add(0, 0, sources[-1]), lambda: stream.close_trajectory(0, 0)]
+    tail = _seconds(lambda: [step() for step in [*steps, lambda: stream.close_group(0)]])
+    stream.close()
+    return early, tail
 
 
 def _plain(model, prompt, ids, mask) -> None:

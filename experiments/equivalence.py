@@ -11,6 +11,7 @@ import argparse
 import json
 import shutil
 import sys
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from thundersync.cluster.session import open_session
 from thundersync.config import ConfigError, RunConfig
 from thundersync.equivalence.check import Findings, Subject, check, replayed_updates
 from thundersync.equivalence.end_to_end import EndToEnd, compare_runs
-from thundersync.learner.optimizer import AdamWSettings
+from thundersync.equivalence.workers import RANKS, Workers
 from thundersync.records import BatchEventRecord, CheckpointRecord, RecordError, RunDirectory, recorded_batches
 from thundersync.trainer import Interrupted, require_available, train
 
@@ -74,9 +75,9 @@ def run(arguments: argparse.Namespace) -> dict:
     subjects = {name: subject(arguments, *found) for name, found in recorded.items()}
     findings = {}
     total = sum(map(replayed_updates, subjects.values()))
-    with tqdm(total=total, desc="replays", unit="update", disable=None) as bar:
+    with closing(Workers()) as workers, tqdm(total=total, desc="replays", unit="update", disable=None) as bar:
         for name, one in subjects.items():
-            findings[name] = check(one, on_update=bar.update)
+            findings[name] = check(one, workers, on_updates=bar.update)
     return summary(arguments, findings, whole)
 
 
@@ -97,19 +98,12 @@ def record(arguments: argparse.Namespace, session, objective: str, updates: int)
 def subject(arguments: argparse.Namespace, config: RunConfig, path: Path) -> Subject:
     """The first batches of a recorded run, and the policy that they start from."""
     directory = RunDirectory(path)
-    optimizer = config.optimizer
     return Subject(
         policy=path / directory.read(CheckpointRecord)[0].path,
         objective=config.objective.build(),
-        settings=AdamWSettings(
-            learning_rate=optimizer.learning_rate,
-            betas=optimizer.betas,
-            eps=optimizer.epsilon,
-            weight_decay=optimizer.weight_decay,
-            max_norm=optimizer.clip_norm,
-        ),
+        settings=config.optimizer.build(),
         batches=recorded_batches(directory.read(BatchEventRecord))[: arguments.batches],
-        releases=config.objective.releases,
+        releases=tuple(sorted(config.objective.releases, key=lambda release: release != config.objective.release)),
         exact_exponent=config.objective.exact_exponent,
     )
 
@@ -136,7 +130,16 @@ def summary(arguments: argparse.Namespace, findings: dict[str, Findings], whole:
         },
         "fp64": {name: {r: c.relative_error for r, c in found.fp64.items()} for name, found in findings.items()},
         "exact_permutations": {
-            name: found.exact | {"underflow": found.exact_underflow, "learner_time_ratio": found.exact_cost}
+            name: found.exact
+            | {
+                "underflow": found.exact_underflow,
+                "learner_time_ratio": found.exact_cost,
+                "memory_ratio": found.exact_memory,
+            }
+            for name, found in findings.items()
+        },
+        "ranks": {
+            name: asdict(found.ranks) | {"ranks": RANKS, "same_bits_with_exact_sums": found.ranks_exact}
             for name, found in findings.items()
         },
         "end_to_end": asdict(whole) | {"conditions": whole.conditions, "holds": whole.holds},

@@ -68,7 +68,7 @@ def main() -> None:
 def run_campaign(configs: list[RunConfig]) -> None:
     root = Path(configs[0].runs)
     with (
-        open_session(configs[0].scale.replicas) as session,
+        open_session(configs[0].scale.replicas, configs[0].scale.learner_ranks) as session,
         tqdm(configs, desc="figure 5", unit="run", disable=None) as bar,
     ):
         for i, config in enumerate(bar):

@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> None:
             config = run_config(values)
             require_available(config)
             if not opened:
-                opened.append(sessions.enter_context(open_session(config.scale.replicas)))
+                opened.append(sessions.enter_context(open_session(config.scale.replicas, config.scale.learner_ranks)))
             print(f"trained: {train(config, opened[0])}")
         except (ConfigError, Interrupted) as error:  # Hydra would print a traceback
             fail(error)

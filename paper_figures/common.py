@@ -88,15 +88,22 @@ def write_results(folder: Path, figure: Figure, data: pd.DataFrame, report: dict
     (folder / "report.md").write_text(text, encoding="utf-8")
 
 
+FIGURE_FILES = "figure.png, figure.pdf, data.csv, report.md, report.json"
+
+
 def main(
-    draw: Callable[[argparse.Namespace], None], parser: argparse.ArgumentParser, argv: Sequence[str] | None = None
+    draw: Callable[[argparse.Namespace], None],
+    parser: argparse.ArgumentParser,
+    argv: Sequence[str] | None = None,
+    *,
+    files: str = FIGURE_FILES,
 ) -> int:
-    """Runs a figure script; bad input is one sentence and exit status 1."""
+    """Runs a figure or table script; bad input is one sentence and exit status 1."""
     args = parser.parse_args(argv)
     try:
         draw(args)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    print(f"wrote {args.results}/figure.png, figure.pdf, data.csv, report.md, report.json")
+    print(f"wrote {args.results}/{files}")
     return 0

@@ -57,8 +57,16 @@ def text(report: dict) -> str:
             if isinstance(same, bool)
         )
         lines.append(
-            f"- {objective}: {held}; {orders['underflow']:.2%} of gradient entries underflow the grid; learner time"
-            f" {orders['learner_time_ratio']:.2f} of that with FP32 sums"
+            f"- {objective}: {held}; {orders['underflow']:.2%} of gradient entries underflow the grid; beside"
+            f" FP32 sums {orders['learner_time_ratio']:.2f} times the learner time, {orders['memory_ratio']:.2f} times"
+            " the memory of the sums"
+        )
+    lines += ["", "Two learner ranks against one.", ""]
+    for objective, found in report["ranks"].items():
+        bits = "the same bits" if found["same_bits_with_exact_sums"] else "OTHER BITS"
+        lines.append(
+            f"- {objective}: FP32 first direction {found['relative_error']:.1e}, largest parameter gap"
+            f" {max(found['gaps']):.1e}; with exact sums {bits} after every update"
         )
     whole = report["end_to_end"]
     lines += ["", f"End to end: {whole['hashes_equal']} of {whole['updates']} published policy hashes are equal.", ""]

@@ -95,7 +95,15 @@ def cell_summary(comparison: Comparison) -> dict:
         "evaluation_attempts": record.evaluation_attempts,
         "step_window": {"warmup_updates": comparison.warmup, "updates": comparison.window},
         "sync_phases_seconds": [{"R": p.rollout, "L": p.learner, "P": p.suffix} for p in comparison.phases],
-        "core_independence": min(run.record.core_independence for runs in cell.runs.values() for run in runs),
+        "core_independence": min(
+            (
+                run.record.core_independence
+                for runs in cell.runs.values()
+                for run in runs
+                if run.record.core_independence
+            ),
+            default=None,
+        ),
         "initialisation_seconds": {
             run.name: run.record.initialisation_seconds for runs in cell.runs.values() for run in runs
         },
@@ -172,7 +180,7 @@ def cell_lines(report: dict) -> list[str]:
             f"{cell['evaluation_attempts']} attempts; step times over {cell['step_window']['updates']} updates after "
             f"{cell['step_window']['warmup_updates']} of warm-up."
         )
-        if cell["core_independence"] < 0.9:
+        if cell["core_independence"] is not None and cell["core_independence"] < 0.9:
             lines.append(
                 f"  The cores of this machine are not independent: while both were busy, one kept "
                 f"{cell['core_independence']:.0%} of its speed. Overlap of rollout and learner gains accordingly less."

@@ -27,11 +27,15 @@ FLOORS = {
     "thundersync.cluster": 4,
     "thundersync.simulation": 4,
     "thundersync.equivalence": 4,
+    "thundersync.timeline": 3,
     "thundersync.schedules": 3,
     "thundersync.learner": 3,
     "thundersync.rollout": 3,
+    "thundersync.scaling": 3,
     "thundersync.streaming": 2,
     "thundersync.environments": 2,
+    "thundersync.slots": 2,
+    "thundersync.trace_file": 1,
     "thundersync.objectives": 1,
     "thundersync.records": 1,
     "thundersync.batch": 0,
@@ -39,6 +43,8 @@ FLOORS = {
     "thundersync.splits": 0,
     "thundersync.sampler": 0,
     "thundersync.policy_hash": 0,
+    "thundersync.publication": 1,
+    "thundersync.watch": 1,
     "thundersync": -1,
 }
 SAME_FLOOR = {("thundersync.ports", "thundersync.batch"), ("thundersync.sampler", "thundersync.batch")}
@@ -81,7 +87,8 @@ def test_imports_point_down(path):
 @pytest.mark.parametrize(
     "module",
     ["thundersync", "thundersync.batch", "thundersync.ports", "thundersync.records", "thundersync.objectives",
-     "thundersync.environments", "thundersync.schedules", "thundersync.splits", "thundersync.simulation.ports"],
+     "thundersync.environments", "thundersync.schedules", "thundersync.splits", "thundersync.simulation",
+     "thundersync.scaling.queue"],
 )  # fmt: skip
 def test_light_modules_do_not_import_torch_or_ray(module):
     code = f"import {module}, sys; print([m for m in ('torch', 'ray', 'transformers') if m in sys.modules])"

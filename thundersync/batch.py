@@ -12,7 +12,7 @@ Shape legend: A = action tokens of a turn, C = context tokens of a turn, P = pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -150,6 +150,10 @@ class LogicalBatch:
     @property
     def keys(self) -> tuple[TrajectoryKey, ...]:
         return tuple(TrajectoryKey(*g.key, i) for g in self.groups for i in range(g.size))
+
+    def shares(self, ranks: int) -> tuple[LogicalBatch, ...]:
+        """The groups that each learner rank learns: that at place i goes to rank i mod `ranks`; some may have none."""
+        return tuple(replace(self, groups=self.groups[rank::ranks]) for rank in range(ranks))
 
 
 @dataclass(slots=True)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from thundersync.learner.settings import LoRASettings
 from thundersync.objectives import GRPO, OPD, REINFORCE, RLOO, DrGRPO, Objective
+from thundersync.rollout.script import TurnScript
 from thundersync.rollout.settings import GenerationSettings
+
+if TYPE_CHECKING:
+    from thundersync.learner.adamw import AdamWSettings
 
 Count = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -30,7 +34,7 @@ class ScheduleConfig(Part):
     waiting_rewards: Count = 1
     """Release `content`: the cap u on gradients that are held until their reward comes."""
     graph_bytes: Count | None = None
-    """Release `turn_forward`: most memory of the graphs that are kept; null is unbounded."""
+    """Release `turn_forward`: most memory of the graphs that are kept, longest trajectories first; null: no bound."""
 
 
 class ObjectiveConfig(Part):
@@ -41,7 +45,7 @@ class ObjectiveConfig(Part):
     trajectories_per_prompt: Count
     sums: Literal["fp32", "exact"] = "fp32"
     """Arithmetic of the running sums: `exact` gives the same bits in any order of arrival, at twice the memory."""
-    exact_exponent: int = -44
+    exact_exponent: Annotated[int, Field(ge=-100, le=0)] = -44
     """Exact sums: gradient entries are rounded to multiples of 2**exact_exponent."""
     advantage_epsilon: Positive = 1e-6
     """GRPO: stabilises the division by sigma."""
@@ -90,7 +94,7 @@ class ObjectiveConfig(Part):
 
 class WorkloadConfig(Part):
     name: str
-    """micro_swe or micro_terminal; the registry of thundersync.environments refuses others by name."""
+    """micro_swe, micro_terminal, or `package.module:function` of your own; others are refused by name."""
     seed: int = 0
     """Of the generated task set."""
 
@@ -122,6 +126,23 @@ class OptimizerConfig(Part):
     epsilon: Positive = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     clip_norm: Positive = 1.0
+    moments: Literal["fp32", "bf16"] = "fp32"
+    """Storage of both moments; bf16 halves them and rounds stochastically."""
+
+    def build(self) -> AdamWSettings:
+        """The settings as the learner takes them."""
+        import torch
+
+        from thundersync.learner.adamw import AdamWSettings
+
+        return AdamWSettings(
+            learning_rate=self.learning_rate,
+            betas=self.betas,
+            eps=self.epsilon,
+            weight_decay=self.weight_decay,
+            max_norm=self.clip_norm,
+            moments={"fp32": torch.float32, "bf16": torch.bfloat16}[self.moments],
+        )
 
 
 class ScaleConfig(Part):
@@ -137,6 +158,8 @@ class ScaleConfig(Part):
     """Held-out tasks of an evaluation; null takes all."""
     replicas: Count = 1
     """Rollout replicas."""
+    learner_ranks: Count = 1
+    """Learner processes that share each batch by groups. Ranks beyond the available cores share them."""
     devices: Count
     """What the training clock is multiplied by to give device-hours."""
     device_name: str
@@ -144,6 +167,10 @@ class ScaleConfig(Part):
     """Cost is reported only where a price is configured."""
     acknowledge_timeout_s: Positive = 60.0
     """A replica that does not acknowledge a publication in this time is named in an error."""
+    rollout_timeout_s: Positive = 600.0
+    """The run ends with an error that names the open trajectories when no event at all has come for this long."""
+    learner_timeout_s: Positive = 3600.0
+    """The same for the calls of the learner. It must exceed the longest single call: the whole batch under Sync."""
 
 
 class RunConfig(Part):
@@ -161,6 +188,8 @@ class RunConfig(Part):
     """Where the per-update metrics are also sent, live; wandb runs offline."""
     record_batches: bool = False
     """Keep every event with its tokens in batches.jsonl, so that the equivalence check can replay the run."""
+    script: TurnScript | None = None
+    """Timing runs only: trajectories of a set length, whatever the policy would say; null lets it speak."""
     schedule: ScheduleConfig
     objective: ObjectiveConfig
     workload: WorkloadConfig
@@ -193,6 +222,6 @@ def _explain(fault: Mapping[str, Any]) -> str:
 def _fields_at(path: tuple[Any, ...]) -> list[str]:
     model: Any = RunConfig
     for part in path:
-        annotation = model.model_fields[part].annotation
-        model = next((kind for kind in get_args(annotation) if kind is not type(None)), annotation)
+        model = model.model_fields[part].annotation
+        model = next((one for one in get_args(model) if one is not type(None)), model)  # a part that may be null
     return sorted(model.model_fields) if hasattr(model, "model_fields") else sorted(model.__dataclass_fields__)

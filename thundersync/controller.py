@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from thundersync.mirror import open_mirror
 from thundersync.records import RunDirectory, UpdateRecord
 from thundersync.sampler import TaskSampler
 from thundersync.schedules import SCHEDULES, Parts, Release
+from thundersync.watch import WatchedLearner, WatchedRollout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,9 +45,10 @@ class Controller:
         """
         directory = RunDirectory(Path(config.runs) / config.name)
         run = directory.run()
+        learners = session.learners[: config.scale.learner_ranks]
 
         async def save(policy: Path, state: Path) -> None:
-            await session.learner.save.remote(policy, state)
+            await asyncio.gather(*(learner.save.remote(policy, state) for learner in learners))
 
         self._journal = RunJournal(
             directory=directory,
@@ -64,9 +67,9 @@ class Controller:
             batch=sampler.batch,
             group=sampler.group,
             prompts=sampler.prompts,
-            rollout=rollout,
-            learner=RayLearner(session.learner),
-            publisher=ray_publisher(session.learner, session.replicas, config.scale.acknowledge_timeout_s),
+            rollout=WatchedRollout(rollout, config.scale.rollout_timeout_s),
+            learner=WatchedLearner(RayLearner(learners), config.scale.learner_timeout_s, ranks=len(learners)),
+            publisher=ray_publisher(learners[0], session.replicas, config.scale.acknowledge_timeout_s),
             clock=self._clock,
             journal=self._journal,
             release=Release(
@@ -74,13 +77,14 @@ class Controller:
                 needs_reward=config.objective.build().needs_reward,
                 open_groups=config.schedule.open_groups,
                 waiting_rewards=config.schedule.waiting_rewards,
+                ranks=len(learners),
             ),
             reduction=config.schedule.reduction,
             lag_bound=config.schedule.lag_bound,
         )
         try:
             self._clock.start(elapsed)  # the first rollout request follows
-            actors = [*session.replicas.values(), session.learner]
+            actors = [*session.replicas.values(), *learners]
             for actor in actors:
                 await actor.start_clock.remote(self._clock.epoch)
             await SCHEDULES[config.schedule.name](parts, first_update)

@@ -42,11 +42,24 @@ class ContentReady:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TurnTimes:
+    """When a turn was generated, scored by the teacher (None without one) and acted on."""
+
+    generation_started_at: float
+    generated_at: float
+    scored_at: float | None
+    acted_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RewardReady:
     """The reward of a trajectory has arrived: the trajectory is complete."""
 
     trajectory: Trajectory
     at: float
+    started_at: float | None = None
+    """When the trajectory had its slot and its sandbox; None where nobody looked, as `turn_times`."""
+    turn_times: tuple[TurnTimes, ...] | None = None
 
     @property
     def key(self) -> TrajectoryKey:
@@ -95,6 +108,8 @@ class StepReport:
     """Mean over scored tokens of the policy's entropy, in nats."""
     logprob_mismatch: dict[str, float]
     """Rollout engine against learner at the sampled tokens: max, mean (absolute) and kl (mean of rollout - learner)."""
+    peak_memory: tuple[str, int] | None = None
+    """Counter and bytes of `records.PeakMemory`, largest over the ranks; None where nobody looked."""
 
 
 class Rollout(Protocol):
@@ -200,3 +215,11 @@ class PublishedUpdate:
 
 class PublicationError(RuntimeError):
     """A replica did not load, clear its caches or return the expected version and hash in time."""
+
+
+class RolloutError(RuntimeError):
+    """A replica died, the rollout fell silent, or an event came twice or out of order; the message names which."""
+
+
+class LearnerError(RuntimeError):
+    """A learner rank died, or the learner fell silent; the message names the rank and the work that waits."""

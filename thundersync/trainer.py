@@ -21,13 +21,14 @@ import ray
 from tqdm import tqdm
 
 from thundersync.cluster.session import Session
-from thundersync.cluster.specs import LearnerSpec, ReplicaSpec, WorkloadSpec
+from thundersync.cluster.specs import LearnerSpec, ReplicaSpec, Seat, WorkloadSpec
 from thundersync.config import ConfigError, RunConfig
 from thundersync.controller import ControllerActor, Progress
 from thundersync.environments import Workload, load_workload
 from thundersync.records import CheckpointRecord, RunDirectory, digest_of, run_record
 from thundersync.sampler import TaskSampler
 from thundersync.splits import list_digest
+from thundersync.timeline import export_timeline
 from thundersync.warm_start import ModelPaths, build_models
 
 PACKAGES = ("torch", "transformers", "tokenizers", "ray", "numpy", "pydantic")
@@ -47,10 +48,11 @@ class Start:
     learner_state: Path | None = None
 
 
-def train(config: RunConfig, session: Session, *, commit: str | None = None) -> Path:
+def train(config: RunConfig, session: Session, *, commit: str | None = None, models: ModelPaths | None = None) -> Path:
     """Runs or resumes a run to its end and returns its directory. Nothing is repeated of a run that has ended.
 
-    Raises ConfigError for what cannot run here and Interrupted after Ctrl-C, with everything saved.
+    `models` takes the place of the warm-started policy and teacher. Raises ConfigError for what cannot run here and
+    Interrupted after Ctrl-C, with everything saved.
     """
     require_available(config)
     directory = RunDirectory(Path(config.runs) / config.name)
@@ -58,7 +60,7 @@ def train(config: RunConfig, session: Session, *, commit: str | None = None) -> 
         return directory.path
     began = time.monotonic()
     workload = _workload(config)
-    models = build_models(
+    models = models or build_models(
         Path(config.cache),
         config.workload.name,
         seed=config.model.seed,
@@ -86,6 +88,7 @@ def train(config: RunConfig, session: Session, *, commit: str | None = None) -> 
     if not directory.ended:
         raise Interrupted(f"{directory.path} is saved; run the same command again to go on")
     shutil.rmtree(directory.path / "state")  # only a resumed run would need it
+    export_timeline(directory.path)
     return directory.path
 
 
@@ -122,11 +125,7 @@ def _configure(config: RunConfig, session: Session, models: ModelPaths, start: S
         policy=models.student,
         lora=config.model.lora,
         objective=objective,
-        learning_rate=config.optimizer.learning_rate,
-        betas=config.optimizer.betas,
-        epsilon=config.optimizer.epsilon,
-        weight_decay=config.optimizer.weight_decay,
-        clip_norm=config.optimizer.clip_norm,
+        optimizer=config.optimizer.build(),
         graph_bytes=config.schedule.graph_bytes,
         exact_exponent=config.objective.exact_exponent if config.objective.sums == "exact" else None,
         logprob_tolerance=config.logprob_tolerance if zero_lag else None,
@@ -140,19 +139,32 @@ def _configure(config: RunConfig, session: Session, models: ModelPaths, start: S
         workload=WorkloadSpec(name=config.workload.name, root=Path(config.cache), seed=config.workload.seed),
         generation=config.generation,
         run_seed=config.seed,
+        script=config.script,
     )
-    (version, policy_hash), *served = ray.get(
-        [
-            session.learner.configure.remote(learner),
-            *(
-                r.configure.remote(replica, session.teacher if objective.needs_teacher else None)
-                for r in session.replicas.values()
-            ),
-        ]
-    )
-    if version != start.update or any(s.policy_hash != policy_hash for s in served):
+    teacher = session.teacher if objective.needs_teacher else None
+    served = [r.configure.remote(replica, teacher) for r in session.replicas.values()]
+    held = ray.get(_seat(config, session, learner))
+    if len({*held, *((start.update, answer.policy_hash) for answer in ray.get(served))}) > 1:
         raise RuntimeError(f"learner and replicas do not start from the same policy as update {start.update}")
-    return policy_hash
+    return held[0][1]
+
+
+def _seat(config: RunConfig, session: Session, learner: LearnerSpec) -> list[Any]:
+    """Configures the learner ranks of a run, all at once: they meet at the address of rank 0."""
+    size = config.scale.learner_ranks
+    if size > len(session.learners):
+        raise ConfigError(
+            f"scale.learner_ranks is {size}, but the session was opened for {len(session.learners)}: "
+            "the first run of a multirun sets how many there are"
+        )
+    if (devices := session.placement.devices(size)) > config.scale.devices:
+        raise ConfigError(
+            f"scale.devices is {config.scale.devices}, but rollout and {size} learner ranks take {devices} cores: "
+            f"set scale.devices={devices}, which device-hours are counted by"
+        )
+    address = ray.get(session.learners[0].address.remote()) if size > 1 else ""
+    seats = [Seat(rank=rank, size=size, address=address) for rank in range(size)]
+    return [actor.configure.remote(learner, seat) for actor, seat in zip(session.learners, seats, strict=False)]
 
 
 def _run_record(config, session, workload, models, policy_hash, seconds, commit) -> Any:
@@ -176,6 +188,7 @@ def _run_record(config, session, workload, models, policy_hash, seconds, commit)
         devices=config.scale.devices,
         device_name=config.scale.device_name,
         core_independence=session.core_independence,
+        learner_peak_flops=session.learner_peak_flops,
         price_usd_per_device_hour=config.scale.price_usd_per_device_hour,
         initialisation_seconds=seconds,
     )

@@ -42,5 +42,5 @@ def session():
     """Closed with its module: it pins this process to one core while it is open."""
     from thundersync.cluster.session import open_session
 
-    with open_session(replicas=2) as opened:
+    with open_session(replicas=2, learner_ranks=2) as opened:
         yield opened

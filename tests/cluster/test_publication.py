@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from thundersync.cluster.publication import AcknowledgedPublisher
 from thundersync.ports import PublicationError
+from thundersync.publication import AcknowledgedPublisher
 
 
 @dataclass

@@ -97,6 +97,24 @@ def test_a_run_that_ended_is_left_alone(session, tmp_path):
     assert RunDirectory(train(config, session)).read(UpdateRecord) == before
 
 
+def test_two_learner_ranks_publish_the_policies_of_one(session, tmp_path):
+    """With exact sums to the bit, BF16 moments included: each element rounds alike in whichever shard it lies."""
+    settings = ["schedule=thundersync", "objective=opd", "objective.sums=exact", "optimizer.moments=bf16"]
+    one = RunDirectory(train(configuration(tmp_path, "one", *settings), session))
+    two = configuration(tmp_path, "two", *settings, "scale.learner_ranks=2", "scale.devices=3")
+    two = RunDirectory(train(two, session))
+    hashes = [[update.policy_hash for update in run.read(UpdateRecord)] for run in (one, two)]
+    assert hashes[0] == hashes[1] and len(set(hashes[0])) == 3
+    for run, ranks in ((one, 1), (two, 2)):
+        learnt = {source.key: source.rank for source in run.read(SourceRecord) if source.kind == "group"}
+        assert learnt == {f"update={u}/group={g}": g % ranks for u in range(3) for g in range(4)}
+
+
+def test_more_ranks_than_the_session_has_are_refused(session, tmp_path):
+    with pytest.raises(ConfigError, match="scale.learner_ranks is 3, but the session was opened for 2"):
+        train(configuration(tmp_path, "run", "scale.learner_ranks=3"), session)
+
+
 def interrupt_after(path, updates):
     """Presses Ctrl-C once the run has recorded so many updates."""
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -9,10 +12,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from experiments.equivalence import summary
+from paper_figures import common
+from paper_figures.equivalence_report import text
 from thundersync.batch import GroupKey, GroupPlan, LogicalBatch, Task, Trajectory, TrajectoryKey, Turn
 from thundersync.equivalence import compare
 from thundersync.equivalence.check import Subject, check, replayed_updates
+from thundersync.equivalence.end_to_end import EndToEnd
 from thundersync.equivalence.replay import Variant, reordered, replay
+from thundersync.equivalence.workers import Workers
 from thundersync.learner.optimizer import AdamWSettings
 from thundersync.objectives import GRPO, OPD
 from thundersync.ports import ContentReady, RewardReady, TurnReady
@@ -93,17 +101,70 @@ def subject(policy, name: str) -> Subject:
     )
 
 
-@pytest.mark.parametrize("name", ["grpo", "opd"])
-def test_the_whole_check_holds_for_every_release(policy, name):
-    counted = []
-    one = subject(policy, name)
-    findings = check(one, on_update=lambda: counted.append(1))
-    assert len(counted) == replayed_updates(one)
+@pytest.fixture(scope="module")
+def checked(policy) -> dict:
+    """Objective -> findings and the updates that were counted on the way."""
+    found = {}
+    with closing(Workers()) as workers:
+        for name in RELEASES:
+            counted = []
+            found[name] = check(subject(policy, name), workers, on_updates=counted.append), sum(counted)
+    return found
+
+
+@pytest.mark.parametrize("name", RELEASES)
+def test_the_whole_check_holds_for_every_release(policy, checked, name):
+    findings, counted = checked[name]
+    assert counted == replayed_updates(subject(policy, name))
     assert findings.broken() == []
     assert set(findings.fp32) == set(findings.fp64) == set(RELEASES[name])
     assert all(c.relative_error < 1e-12 for c in findings.fp64.values())
     assert 1e-3 < findings.bf16_sync.relative_error < 0.2  # BF16 keeps 8 bits: it is really run in BF16
     assert len(findings.bf16_gaps) == UPDATES and all(findings.exact.values())
+    assert 0 < findings.ranks.relative_error < 2e-6 and findings.ranks_exact  # other sums, so other bits in FP32
+    assert findings.exact_memory == 2
+
+
+@pytest.mark.parametrize(
+    ("field", "words"),
+    [("fp32", "first direction"), ("fp64", "FP64"), ("ranks", "two ranks"), ("ranks_exact", "two ranks ended"),
+     ("exact", "random order 1 ended")],
+)  # fmt: skip
+def test_each_finding_can_break(checked, field, words):
+    good = checked["opd"][0]
+    bad = replace(good.ranks, relative_error=1e-5)
+    broken = {"fp32": {"r": bad}, "fp64": {"r": bad}, "ranks": bad, "ranks_exact": False}
+    broken |= {"exact": good.exact | {"random order 1": False}}
+    (complaint,) = replace(good, **{field: broken[field]}).broken()
+    assert words in complaint
+
+
+def test_the_report_has_its_rows_and_names_what_broke(checked):
+    """The keys that readers of report.json rely on; the table names the ranks, and a broken one is in words."""
+    whole = EndToEnd(
+        updates=20,
+        hashes_equal=20,
+        hashes_distinct=20,
+        groups=80,
+        nonuniform_groups=40,
+        orders_differ=3,
+        sources=320,
+        sources_before_close=160,
+    )
+    arguments = argparse.Namespace(batches=UPDATES)
+    findings = {name: found for name, (found, _) in checked.items()}
+    report = summary(arguments, findings, whole)
+    assert {"fp32", "bf16", "fp64", "exact_permutations", "end_to_end", "ranks"} <= report.keys()
+    assert report["broken"] == [] and report["ranks"]["opd"]["ranks"] == 2
+    assert json.loads(json.dumps(report))["end_to_end"]["holds"] is True
+    report["paper"] = json.loads(common.REFERENCE.read_text(encoding="utf-8"))["equivalence"]
+    assert "with exact sums the same bits after every update" in text(report)
+    findings["opd"] = replace(findings["opd"], ranks_exact=False)
+    broken = summary(arguments, findings, replace(whole, hashes_equal=19))
+    assert broken["broken"] == [
+        "opd, exact sums: two ranks ended in other bits than Sync",
+        "end to end: 19 of 20 hashes equal; conditions that do not hold: none",
+    ]
 
 
 def test_a_gradient_that_is_off_is_noticed(policy, monkeypatch):

@@ -50,6 +50,9 @@ def test_the_paper_scale_is_tables_5_and_6():
     assert (generation.max_prompt_tokens, generation.max_context_tokens) == (16384, 131072)
     assert (generation.observation_head, generation.observation_tail) == (2048, 2048)
     assert (generation.temperature, generation.tool_timeout_s, generation.active_sequences_per_replica) == (1, 120, 16)
+    assert (grpo.objective.release, opd.objective.release) == ("trajectory", "turn_eager")
+    assert compose_run(["objective=opd"]).objective.release == "turn_forward"  # beyond the paper: make bench-release
+    assert (grpo.scale.learner_ranks, grpo.optimizer.moments) == (4, "bf16")
     assert grpo.schedule.open_groups == 1 and compose_run([]).schedule.open_groups is None
     # 128 GPU-hours on eight GPUs, hourly checkpoints, three attempts, Lambda's price.
     assert grpo.scale.budget_s * grpo.scale.devices == 128 * 3600

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from thundersync.batch import GroupKey, GroupPlan, LogicalBatch, SourceKey, Task, Trajectory, TrajectoryKey, Turn
-from thundersync.ports import PublishedUpdate, Receipt, RewardReady, StepReport
-from thundersync.records import provenance, source_record, trajectory_record, update_record
+from thundersync.ports import PublishedUpdate, Receipt, RewardReady, StepReport, TurnTimes
+from thundersync.records import PeakMemory, TurnSpans, provenance, source_record, trajectory_record, update_record
 from thundersync.records.provenance import digest_of, source_commit
 
 
@@ -71,6 +71,7 @@ def published() -> PublishedUpdate:
         clip_coefficient=0.5,
         entropy=1.25,
         logprob_mismatch={"max": 0.1, "mean": 0.01, "kl": -0.001},
+        peak_memory=("resident_set", 1024),
     )
     return PublishedUpdate(
         batch=LogicalBatch(update=7, groups=groups),
@@ -95,8 +96,19 @@ def test_update_record_by_hand():
     assert (first.sources, first.sources_before_close) == (2, 1)  # one started at the closure, not before it
     assert first.groups == ("update=5/group=0", "update=5/group=1")
     assert (first.published_version, first.step_seconds) == (8, 9.0)
+    assert first.peak_memory == PeakMemory(counter="resident_set", bytes=1024)
     second = update_record(published(), receipts=[], previous=first)
     assert (second.total_trajectories, second.total_tokens.generated, second.trajectories) == (8, 14, 4)
+
+
+def test_times_within_a_trajectory_are_recorded_where_somebody_looked():
+    times = (TurnTimes(generation_started_at=2.0, generated_at=3.0, scored_at=None, acted_at=4.0),)
+    event = RewardReady(trajectory=TRAJECTORIES[1], at=6.0, started_at=1.5, turn_times=times)
+    record = trajectory_record(event, content_at=5.0)
+    assert record.started_at == 1.5
+    assert record.turn_spans == (TurnSpans(generation_started_at=2, generated_at=3, scored_at=None, acted_at=4),)
+    bare = trajectory_record(RewardReady(trajectory=TRAJECTORIES[1], at=6.0), content_at=5.0)
+    assert bare.started_at is bare.turn_spans is None
 
 
 def test_the_lag_comes_from_the_oldest_token_of_any_turn():

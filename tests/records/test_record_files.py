@@ -124,7 +124,7 @@ def test_appending_goes_on_after_reopening(tmp_path):
     [
         ('{"schema": "source"', "line 2: damaged record, not JSON"),
         ("[1, 2]", "line 2: damaged record, an object was expected"),
-        (to_line(source()).replace('"version": 2', '"version": 1'), "'source' version 1 found, 'source' version 2 exp"),
+        (to_line(source()).replace('"version": 2', '"version": 3'), "'source' version 3 found, 'source' version 2 exp"),
         (to_line(checkpoint(0)), "schema 'checkpoint' version 1 found, 'source' version 2 expected"),
         (to_line(source()).replace('"tokens": 7', '"tokens": -7'), "line 2: damaged record, tokens: "),
         (to_line(source()).replace('"tokens": 7, ', ""), "line 2: damaged record, tokens: Field required"),
@@ -214,3 +214,15 @@ def test_keys_survive_the_trip_through_text(numbers):
 def test_other_keys_are_refused(text):
     with pytest.raises(ValueError, match="is no key"):
         parse_key(text)
+
+
+def test_records_of_version_1_are_still_read(tmp_path):
+    """What came later is None, or says that nothing waited; today's fields are required of today's version."""
+    old = json.loads(to_line(source())) | {"version": 1}
+    del old["deferred"]
+    path = tmp_path / "sources.jsonl"
+    path.write_text(json.dumps(old) + "\n")
+    assert read_lines(path, SourceRecord) == [source()]
+    path.write_text(json.dumps(old | {"version": 2}) + "\n")
+    with pytest.raises(RecordError, match="deferred: Field required"):
+        read_lines(path, SourceRecord)

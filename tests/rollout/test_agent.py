@@ -255,6 +255,20 @@ def test_turns_are_scored_in_order_while_their_command_runs_and_before_content_i
         np.testing.assert_array_equal(event.prompt_ids_P, trajectory.prompt_ids_P)
 
 
+@pytest.mark.parametrize("taught", [False, True])
+def test_a_reward_tells_when_its_turns_were_generated_scored_and_acted_on(taught):
+    """The clock ticks at each reading, so that every time is its own place in the order of events."""
+    events, _, _ = roll_out(commands(*SOLUTION), scorer=GatedScorer() if taught else None)
+    *ready, content, reward = events
+    assert len(reward.turn_times) == 3 and reward.started_at == 0
+    at = reward.started_at
+    for event, turn in zip(ready, reward.turn_times, strict=True):
+        assert at < turn.generation_started_at < turn.generated_at < turn.acted_at < reward.at
+        assert turn.generated_at < event.at and turn.scored_at == (event.at if taught else None)
+        at = max(turn.acted_at, turn.scored_at or 0)
+    assert at < content.at < reward.at
+
+
 def test_a_teacher_that_scores_another_number_of_tokens_is_an_error():
     """D9: a length mismatch must raise."""
     with pytest.raises(ValueError, match="trajectory=0/turn=0.*scored"):

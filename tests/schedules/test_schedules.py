@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,16 +12,8 @@ from hypothesis import strategies as st
 from thundersync.batch import GroupKey, Ledger, LogicalBatch, Task, TrajectoryKey
 from thundersync.ports import ContentReady, RewardReady, TurnReady
 from thundersync.sampler import TaskSampler
-from thundersync.schedules import SCHEDULES, Parts, Release
-from thundersync.simulation.ports import (
-    Durations,
-    MemoryJournal,
-    VirtualClock,
-    VirtualLearner,
-    VirtualPublisher,
-    VirtualRollout,
-)
-from thundersync.simulation.virtual_time import Deadlock, run
+from thundersync.simulation import Deadlock, Durations, Setting, TrajectoryTimes
+from thundersync.simulation import simulate as run_simulation
 
 TASKS = tuple(Task(task_id=f"task-{i}", split_group=f"repo-{i}", instruction="") for i in range(7))
 
@@ -30,55 +23,35 @@ def uniform(*key) -> float:
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:6], "big") / 2**48
 
 
-def simulate(
-    schedule,
-    *,
-    prompts=2,
-    size=3,
-    slots=100,
-    updates=3,
-    publication=0.5,
-    turns=None,
-    release="trajectory",
-    open_groups=None,
-    waiting_rewards=1,
-    **options,
-):
+def simulate(schedule, *, turns=None, publication=0.5, prompts=2, size=3, slots=100, updates=3, **options):
     """Runs a schedule; returns (journal, durations)."""
-    durations = Durations(
-        turns=turns or (lambda key: [1 + 3 * uniform("turn", *key, t) for t in range(1 + key.trajectory % 3)]),
-        source=lambda key: 0.2 + 2 * uniform("source", *key),
-        deferred=lambda key: 0.1,
-        group=lambda key: 0.3,
-        publication=publication,
-    )
-    settings_ = {"reduction": "direct", "lag_bound": 2} | options
-    settings_["release"] = Release(
-        policy=release,
-        needs_reward=release in ("trajectory", "content"),
-        open_groups=open_groups,
-        waiting_rewards=waiting_rewards,
-    )
-    sampler = TaskSampler(tasks=TASKS, seed=1, prompts=prompts, group_size=size)
-    journal = MemoryJournal(updates)
+    turns = turns or (lambda key: [1 + 3 * uniform("turn", *key, t) for t in range(1 + key.trajectory % 3)])
 
-    async def main():
-        rollout = VirtualRollout(durations, slots)
-        parts = Parts(
-            batch=sampler.batch,
-            group=sampler.group,
-            prompts=prompts,
-            rollout=rollout,
-            learner=VirtualLearner(durations),
-            publisher=VirtualPublisher(rollout, publication),
-            clock=VirtualClock(),
-            journal=journal,
-            **settings_,
+    def trajectory(key):
+        ends_T = np.cumsum(turns(key))
+        service_T = np.array([0.2 + 2 * uniform("source", *key.turn(t)) for t in range(len(ends_T))])
+        return TrajectoryTimes(
+            seconds=ends_T[-1],
+            turn_ends_T=np.append(ends_T[:-1] / ends_T[-1], 1.0),
+            service=0.2 + 2 * uniform("source", *key.turn(None)),
+            turn_service=service_T.sum(),
+            turn_shares_T=service_T / service_T.sum(),
+            deferred=0.1,
         )
-        await SCHEDULES[schedule](parts)
 
-    run(main())
-    return journal, durations
+    durations = Durations(trajectory=trajectory, group=lambda key: 0.3, publication=lambda version: publication)
+    release = options.get("release", "trajectory")
+    setting = Setting(
+        schedule=schedule,
+        prompts=prompts,
+        group_size=size,
+        slots=slots,
+        updates=updates,
+        needs_reward=release in ("trajectory", "content"),
+        turn_events=True,
+        **options,
+    )
+    return run_simulation(setting, durations), durations
 
 
 def lags(journal):
@@ -87,7 +60,7 @@ def lags(journal):
 
 def ready_times(durations, batch):
     """Rollout with a free slot for everyone: a trajectory is ready when its turns are over."""
-    return {key: sum(durations.turns(key)) for key in batch.keys}
+    return {key: durations.trajectory(key).rollout for key in batch.keys}
 
 
 def test_sync_step_is_rollout_plus_learner_plus_publication():
@@ -95,7 +68,7 @@ def test_sync_step_is_rollout_plus_learner_plus_publication():
     journal, durations = simulate("sync")
     for published in journal.published:
         rollout = max(ready_times(durations, published.batch).values())
-        learner = sum(durations.source(key.turn(None)) for key in published.batch.keys) + 2 * 0.3
+        learner = sum(durations.trajectory(key).service for key in published.batch.keys) + 2 * 0.3
         assert published.published_at - published.started_at == pytest.approx(rollout + learner + 0.5, rel=1e-12)
 
 
@@ -106,7 +79,7 @@ def test_thundersync_step_is_the_recurrence_of_equation_1():
         ready = ready_times(durations, published.batch)
         closed, left = 0.0, {group.key: group.size for group in published.batch.groups}
         for key in sorted(ready, key=ready.get):
-            closed = max(ready[key], closed) + durations.source(key.turn(None))
+            closed = max(ready[key], closed) + durations.trajectory(key).service
             left[key.group_key] -= 1
             if not left[key.group_key]:
                 closed += durations.group(key.group_key)
@@ -123,7 +96,7 @@ def test_sync_sums_serves_one_source_at_a_time_after_the_barrier():
 def test_turn_eager_release_learns_every_turn_and_closes_every_trajectory():
     journal, durations = simulate("thundersync", release="turn_eager", updates=1)
     batch = journal.published[0].batch
-    turns = sorted(str(key.turn(t)) for key in batch.keys for t in range(len(durations.turns(key))))
+    turns = sorted(str(key.turn(t)) for key in batch.keys for t in range(len(durations.trajectory(key).turn_ends_T)))
     assert sorted(str(r.key) for r in journal.receipts if r.kind == "source") == turns
     assert sorted(r.key for r in journal.receipts if r.kind == "deferred") == sorted(batch.keys)
     last_turn = {r.key.trajectory_key: r.ended_at for r in journal.receipts if r.kind == "source"}
@@ -146,7 +119,7 @@ def test_async_step_is_the_longer_of_rollout_and_learner_in_steady_state():
     journal, durations = simulate("async", updates=4)
     for k in (1, 2, 3):
         rollout = max(ready_times(durations, LogicalBatch(update=k + 1, groups=journal_batch(k + 1).groups)).values())
-        learner = sum(durations.source(key.turn(None)) for key in journal_batch(k).keys) + 2 * 0.3
+        learner = sum(durations.trajectory(key).service for key in journal_batch(k).keys) + 2 * 0.3
         step = journal.published[k].published_at - journal.published[k - 1].published_at
         assert step == pytest.approx(max(rollout, learner) + 0.5, rel=1e-12)
 
@@ -233,7 +206,7 @@ def test_content_holds_at_most_u_gradients_and_says_which_had_to_wait(cap):
 def test_turn_forward_forwards_every_turn_and_closes_every_trajectory():
     journal, durations = simulate("thundersync", release="turn_forward", updates=1)
     batch = journal.published[0].batch
-    turns = sorted(str(key.turn(t)) for key in batch.keys for t in range(len(durations.turns(key))))
+    turns = sorted(str(key.turn(t)) for key in batch.keys for t in range(len(durations.trajectory(key).turn_ends_T)))
     assert sorted(str(r.key) for r in journal.receipts if r.kind == "source") == turns
     assert sorted(r.key for r in journal.receipts if r.kind == "deferred") == sorted(batch.keys)
 

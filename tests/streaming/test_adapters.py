@@ -19,6 +19,8 @@ from thundersync.objectives import GRPO, OPD
 from thundersync.streaming import GradientStream
 from thundersync.streaming.host_memory import sums_bound
 
+pytestmark = pytest.mark.usefixtures("one_turn_a_pass")
+
 
 def adapted(architecture: str, dtype: torch.dtype = torch.float32) -> torch.nn.Module:
     """With B drawn at random, as if some updates had been taken: at B = 0 the gradient of A is zero."""
@@ -62,7 +64,7 @@ def test_frozen_weights_are_no_graph_memory():
     group = batch(1)[0][0]
     kept = []
     for model in (adapted("qwen3"), adapted("qwen3").requires_grad_(True)):
-        stream = GradientStream(model, OPD())
+        stream = GradientStream(model, OPD(), graph_bytes=1 << 30)
         stream.open()
         stream.open_group(0, size=1, prompt_ids=group.prompt)
         stream.forward_turn(0, 0, next(turns_of(group.members[0])))

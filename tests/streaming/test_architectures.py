@@ -19,6 +19,7 @@ from thundersync.objectives import GRPO, OPD
 from thundersync.streaming import GradientStream, Grid
 from thundersync.streaming.segment_layers import DeltaNetSegment
 
+pytestmark = pytest.mark.usefixtures("one_turn_a_pass")
 BOUND = {"fp32": 2e-6, "fp64": 1e-12}
 DTYPES = {"fp32": torch.float32, "fp64": torch.float64}
 RELEASES = {

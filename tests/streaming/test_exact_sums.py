@@ -123,6 +123,22 @@ def test_a_reward_without_a_small_denominator_is_refused_and_nothing_is_folded()
     stream.add_trajectory(0, 1, Continuation(ids=group.members[1].ids, scored=group.members[1].scored, reward=0.3))
 
 
+@given(
+    entries=st.lists(st.floats(-0.5, 0.5, width=32), min_size=1, max_size=9),
+    exponent=st.integers(-60, -2),
+)
+def test_entries_round_to_whole_units_as_fractions_do(entries, exponent):
+    """FP32 entries, subnormal ones included, against exact rational arithmetic; ties go to even."""
+    grid, unit = Grid(exponent=exponent), Fraction(2) ** exponent
+    expected = [round(Fraction(entry) / unit) for entry in entries]
+    if max(map(abs, expected)) >= 2**53:
+        return
+    sums = ExactSums([torch.zeros(len(entries))], 1, grid)
+    sums.fold((3,), [torch.tensor(entries)])
+    assert sums._flat_b[0].tolist() == [3 * q for q in expected]
+    assert grid.underflowed == sum(q == 0 and entry != 0 for q, entry in zip(expected, entries, strict=True))
+
+
 def test_overflow_is_refused_and_underflow_counted():
     grid = Grid(exponent=-44)
     sums = ExactSums([torch.zeros(2)], 1, grid)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -11,16 +13,26 @@ from plain_gradients import flat, plain_grpo, plain_opd, random_group, relative_
 from test_exactness import anything_scored, turns_of, whole
 
 from thundersync.objectives import GRPO, OPD
-from thundersync.streaming import GradientStream
+from thundersync.streaming import GradientStream, Grid, stream, turn_graph
+from thundersync.streaming.turn_graph import GraphMemory, kept_longest_first
 
 MODEL, WIDE = tiny_model(), tiny_model(dtype=torch.float64)
 examples = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def learn(name: str, release: str, groups, order: np.random.Generator, graph_bytes=None):
+@pytest.fixture(autouse=True, scope="module")
+def short_passes():
+    """Trajectories here have few tokens: with passes as short as this, several of them make up a graph."""
+    with pytest.MonkeyPatch.context() as patched:
+        for module in (stream, turn_graph):
+            patched.setattr(module, "PASS_TOKENS", 6)
+        yield
+
+
+def learn(name: str, release: str, groups, order: np.random.Generator, graph_bytes=None, grid=None):
     """Turns, contents and rewards in an order that could happen; returns the direction and the stream."""
     objective = GRPO(prompts=len(groups)) if name == "grpo" else OPD()
-    stream = GradientStream(MODEL, objective, graph_bytes=graph_bytes)
+    stream = GradientStream(MODEL, objective, graph_bytes=graph_bytes, grid=grid)
     stream.open()
     for g, group in enumerate(groups):
         stream.open_group(g, size=len(group.members), prompt_ids=group.prompt)
@@ -65,12 +77,73 @@ def test_the_release_policy_does_not_change_the_update(name, release, seed, grap
 
 def test_graphs_stay_within_their_memory_and_those_that_give_way_are_named():
     groups = [random_group(np.random.default_rng(4), 5)]
-    _, free = learn("grpo", "turn_forward", groups, np.random.default_rng(0))
+    _, free = learn("grpo", "turn_forward", groups, np.random.default_rng(0), 1 << 40)
     assert free.graphs.peak > 0 and not free.graphs.dropped
     budget = free.graphs.peak // 3
     _, tight = learn("grpo", "turn_forward", groups, np.random.default_rng(0), budget)
     assert tight.graphs.dropped and f"the {budget} bytes of graph_bytes" in tight.graphs.dropped[0]
     assert tight.graphs.peak < free.graphs.peak
+
+
+@pytest.mark.parametrize("name", ["grpo", "opd"])
+def test_a_graph_that_gave_way_changes_no_bit(name):
+    """Exact sums, so that only what each trajectory computes could differ."""
+    groups = [random_group(np.random.default_rng(s), 4, rewards=[0.0, 1.0, 0.5, 0.5]) for s in (4, 5)]
+    found = [
+        learn(name, "turn_forward", groups, np.random.default_rng(order), graph_bytes, Grid())
+        for order, graph_bytes in enumerate((None, 0, 20_000, 60_000))
+    ]
+    assert found[1][1].graphs.dropped and not found[0][1].graphs.dropped
+    directions = [flat(direction) for direction, _ in found]
+    assert directions[0].any() and all(torch.equal(direction, directions[0]) for direction in directions)
+
+
+@given(
+    graphs=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 99)), max_size=7, unique_by=lambda graph: graph[1]),
+    budget=st.integers(0, 30),
+)
+def test_graphs_are_kept_so_that_the_longest_redo_is_shortest(graphs, budget):
+    """Against every choice that fits: services to redo, longest first, compared like words in a dictionary."""
+    needs, services = [need for need, _ in graphs], [service for _, service in graphs]
+    places = set(range(len(graphs)))
+    fit = [
+        set(choice)
+        for size in range(len(graphs) + 1)
+        for choice in itertools.combinations(places, size)
+        if sum(needs[i] for i in choice) <= budget
+    ]
+    best = min(fit, key=lambda choice: sorted((services[i] for i in places - choice), reverse=True))
+    kept = kept_longest_first(needs, services, budget)
+    assert kept in fit
+    assert sorted(services[i] for i in places - kept) == sorted(services[i] for i in places - best)
+
+
+def test_a_longer_trajectory_takes_the_room_of_shorter_ones():
+    """By hand: 100 bytes, 10 a token; 4 and 3 tokens are kept, then a third trajectory grows to 7."""
+    memory = GraphMemory(budget=100)
+    graphs = {("g", i): Graph(tokens) for i, tokens in enumerate((4, 3, 2))}
+    for graph in graphs.values():
+        memory.note(graph, graphs)
+    assert memory.peak == 90
+    graphs["g", 2].due = 5
+    assert memory.make_room(("g", 2), graphs)  # 7 tokens first, then 3 beside it; 4 no longer fit
+    assert [graph.kept for graph in graphs.values()] == [False, True, True]
+    assert memory.dropped == ["group g, trajectory 0: its graph would exceed the 100 bytes of graph_bytes"]
+    graphs["g", 2], graphs["g", 3] = Graph(7), Graph(1, due=1)
+    assert not memory.make_room(("g", 3), graphs)  # 2 tokens beside 7 and 3: the growing one gives way
+    assert [graph.kept for graph in graphs.values()] == [False, True, True, False]
+
+
+class Graph:
+    def __init__(self, ran: int, due: int = 0) -> None:
+        self.bytes, self.due, self.kept, self._ran = 10 * ran, due, True, ran
+
+    @property
+    def tokens(self) -> int:
+        return self._ran + self.due
+
+    def drop(self) -> None:
+        self.bytes, self.kept = 0, False
 
 
 def test_nothing_is_alive_after_the_batch():

@@ -6,6 +6,7 @@ Equation 1.
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import ray
@@ -14,7 +15,7 @@ import torch
 from thundersync.batch import GroupKey, LogicalBatch
 from thundersync.cluster.clock import TrainingClock
 from thundersync.cluster.placement import pin
-from thundersync.cluster.specs import LearnerSpec
+from thundersync.cluster.specs import LearnerSpec, Seat
 from thundersync.policy_hash import policy_hash
 from thundersync.ports import ContentReady, Event, Receipt, RewardReady, StepReport, TurnReady
 
@@ -28,26 +29,33 @@ class LearnerProcess:
         self._rank = None
         self._policy: Path | None = None
 
-    def configure(self, spec: LearnerSpec) -> tuple[int, str]:
-        """Loads policy, optimizer and the state of a resumed run; returns (version, policy hash)."""
-        from thundersync.learner.optimizer import AdamWSettings
+    def address(self) -> str:
+        """Where the ranks of the next run may meet, if this process is their rank 0."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
+
+    def configure(self, spec: LearnerSpec, seat: Seat) -> tuple[int, str]:
+        """Joins the other ranks, loads policy, optimizer and the state of a resumed run: (version, policy hash).
+
+        All ranks are configured at the same time: each waits here for the others.
+        """
         from thundersync.learner.policy import load_policy
         from thundersync.learner.rank import LearnerRank
+        from thundersync.learner.ranks import ALONE, RankGroup
         from thundersync.streaming import Grid
 
-        settings = AdamWSettings(
-            learning_rate=spec.learning_rate,
-            betas=spec.betas,
-            eps=spec.epsilon,
-            weight_decay=spec.weight_decay,
-            max_norm=spec.clip_norm,
-        )
+        if self._rank is not None:
+            self._rank.ranks.leave()
+        alone = seat.size == 1
+        ranks = ALONE if alone else RankGroup.join(seat.address, rank=seat.rank, size=seat.size)
         grid = None if spec.exact_exponent is None else Grid(exponent=spec.exact_exponent)
         self._rank = LearnerRank(
             load_policy(spec.policy, lora=spec.lora),
             spec.objective,
-            settings,
+            spec.optimizer,
             now=self._clock.now,
+            ranks=ranks,
             grid=grid,
             graph_bytes=spec.graph_bytes,
             logprob_tolerance=spec.logprob_tolerance,
@@ -95,11 +103,12 @@ class LearnerProcess:
         return self._rank.weights()
 
     def save(self, policy: Path, state: Path) -> None:
-        """Exports the policy with its tokenizer, and everything that a resumed run needs."""
+        """Exports the policy with its tokenizer, and everything that a resumed run needs; called on all ranks."""
         from transformers import AutoTokenizer
 
-        self._rank.export(policy)
-        AutoTokenizer.from_pretrained(str(self._policy)).save_pretrained(str(policy))
+        if self._rank.rank == 0:
+            self._rank.export(policy)
+            AutoTokenizer.from_pretrained(str(self._policy)).save_pretrained(str(policy))
         self._rank.save(state)
 
 

@@ -47,6 +47,7 @@ class RolloutReplica:
             settings=spec.generation,
             run_seed=spec.run_seed,
             scorer=RemoteScorer(teacher) if teacher is not None else None,
+            script=spec.script,
             now=self._clock.now,
         )
         return engine.served()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import ray
 
 from thundersync.cluster.independence import core_independence
+from thundersync.cluster.peak import core_peak
 from thundersync.cluster.placement import Placement, place
 
 
@@ -19,9 +21,12 @@ class Session:
     placement: Placement
     core_independence: float
     """How much of its speed a core keeps while the other is busy, measured at the start of the session."""
+    learner_peak_flops: float
+    """Measured peak of the learner's core, FP32, also at the start."""
     replicas: dict[str, Any]
     """Rollout replicas by name; they serve training."""
-    learner: Any
+    learners: tuple[Any, ...]
+    """Learner ranks; a run takes as many of them as its configuration says."""
     teacher: Any
     evaluator: Any
     """One more replica, on the learner's core: idle in training, so that offline evaluation uses both cores."""
@@ -32,18 +37,20 @@ class Session:
 
 
 @contextmanager
-def open_session(replicas: int) -> Iterator[Session]:
+def open_session(replicas: int, learner_ranks: int = 1) -> Iterator[Session]:
     """Starts Ray and the actors. Raises what an actor raised while starting, such as SandboxMissing."""
     from thundersync.cluster.learner import LearnerActor
     from thundersync.cluster.replica import RolloutReplicaActor
     from thundersync.cluster.teacher import TeacherActor
 
-    placement = place()
+    placement = place(learner_ranks)
+    if shortage := placement.shortage(learner_ranks):
+        print(f"note: {shortage}; they work, but not faster than one", file=sys.stderr)
     independence = core_independence(placement)
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, placement.rollout_cores)  # Ray's own processes inherit it: the learner's core stays free
     ray.init(
-        num_cpus=len(placement.rollout_cores) + len(placement.learner_cores),
+        num_cpus=placement.devices(learner_ranks),
         include_dashboard=False,
         configure_logging=False,
         log_to_driver=False,
@@ -55,12 +62,13 @@ def open_session(replicas: int) -> Iterator[Session]:
         session = Session(
             placement=placement,
             core_independence=independence,
+            learner_peak_flops=core_peak(placement.learner_cores[0]),
             replicas={name: RolloutReplicaActor.remote(placement.rollout_cores) for name in names},
-            learner=LearnerActor.remote(placement.learner_cores),
+            learners=tuple(LearnerActor.remote(placement.of_rank(rank)) for rank in range(learner_ranks)),
             teacher=TeacherActor.remote(placement.rollout_cores),
-            evaluator=RolloutReplicaActor.remote(placement.learner_cores),
+            evaluator=RolloutReplicaActor.remote(placement.of_rank(0)),
         )
-        actors = [*session.evaluators, session.learner, session.teacher]
+        actors = [*session.evaluators, *session.learners, session.teacher]
         ray.get([actor.__ray_ready__.remote() for actor in actors])
         yield session
     finally:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from thundersync.learner.settings import LoRASettings
 from thundersync.objectives import Objective
+from thundersync.rollout.script import TurnScript
 from thundersync.rollout.settings import GenerationSettings
+
+if TYPE_CHECKING:
+    from thundersync.learner.adamw import AdamWSettings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +30,7 @@ class ReplicaSpec:
     workload: WorkloadSpec
     generation: GenerationSettings
     run_seed: int
+    script: TurnScript | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +40,7 @@ class LearnerSpec:
     lora: LoRASettings | None
     """Adapters that learn in place of the policy's weights, or None."""
     objective: Objective
-    learning_rate: float
-    betas: tuple[float, float]
-    epsilon: float
-    weight_decay: float
-    clip_norm: float
+    optimizer: AdamWSettings
     graph_bytes: int | None
     """Most memory of the graphs that release `turn_forward` keeps; None is unbounded."""
     exact_exponent: int | None
@@ -47,3 +49,13 @@ class LearnerSpec:
     """Nats between the rollout engine's and the learner's log-probability of a token; None is unbounded."""
     resume_from: Path | None
     """Directory of a saved learner state, or None to start from the policy."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seat:
+    """Which of `size` learner ranks a process is, and where the ranks meet."""
+
+    rank: int
+    size: int
+    address: str
+    """Of rank 0, as torch.distributed takes it; unused by a rank alone."""

@@ -10,6 +10,7 @@ await episode.close()
 from __future__ import annotations
 
 import hashlib
+import importlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -102,15 +103,23 @@ def load_workload(
 ) -> Workload:
     """The workload called `name`; generated task sets are written below `root` once, under the digest of their files.
 
+    A name of the form `package.module:function` is a workload of the user's own: `function(root, seed)` returns it.
     `training_tasks` and `heldout_tasks` keep the first so many of each side, in the fixed order of the side.
     Raises ValueError, listing the valid ones, for an unknown name, and for more tasks than there are.
     """
     from thundersync.environments import micro_swe, micro_terminal
 
     builders = {"micro_swe": micro_swe.build, "micro_terminal": micro_terminal.build}
-    if name not in builders:
-        raise ValueError(f"unknown workload {name!r}: valid are {', '.join(sorted(builders))}")
-    workload = builders[name](Path(root), seed)
+    module, _, function = name.partition(":")
+    if function:
+        build = getattr(importlib.import_module(module), function)
+    elif name in builders:
+        build = builders[name]
+    else:
+        raise ValueError(
+            f"unknown workload {name!r}: valid are {', '.join(sorted(builders))}, and package.module:function"
+        )
+    workload = build(Path(root), seed)
     return replace(
         workload,
         training=_first(workload.training, training_tasks, f"{name}: training_tasks"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -10,13 +11,13 @@ import torch
 
 from thundersync.equivalence.compare import Comparison, broken_fp32, broken_fp64, compare
 from thundersync.equivalence.precision import native_bf16
-from thundersync.equivalence.replay import Batches, Replay, Variant, reordered, replay
+from thundersync.equivalence.replay import Batches, Replay, Variant, reordered
+from thundersync.equivalence.workers import Job, Workers, taken
 from thundersync.learner.optimizer import AdamWSettings
 from thundersync.objectives.objective import Objective
 
 SHUFFLES = 2
-"""Random arrival orders that exact sums are held to, beside the recorded one and Sync's."""
-
+"""Random arrival orders in which ThunderSync's exact sums are held to the bits of Sync's, beside two ranks."""
 
 EMULATED_BF16_BATCHES = 3
 """BF16 batches where the CPU has no BF16 products: emulated ones cost minutes for ten."""
@@ -54,6 +55,12 @@ class Findings:
     exact_underflow: float
     exact_cost: float
     """Learner time with exact sums over that with FP32 sums, same batches and release."""
+    exact_memory: float
+    """Peak bytes of the running sums, likewise."""
+    ranks: Comparison
+    """ThunderSync on two learner ranks against one, both FP32."""
+    ranks_exact: bool
+    """Two ranks with exact sums -> the same policy hash as one rank of Sync `sums` after every update."""
     sample: dict[str, list[float]]
     """Random coordinates of the first directions, for the scatter panels."""
 
@@ -61,59 +68,115 @@ class Findings:
         """Thresholds that are exceeded, in words."""
         found = [f"{release}: {words}" for release, c in self.fp32.items() for words in broken_fp32(c)]
         found += [f"{release}: {words}" for release, c in self.fp64.items() for words in broken_fp64(c)]
-        found += [
-            f"exact sums: {order} ended in other bits than Sync" for order, same in self.exact.items() if not same
-        ]
+        found += [f"two ranks: {words}" for words in broken_fp32(self.ranks)]
+        held = self.exact | {"two ranks": self.ranks_exact}
+        found += [f"exact sums: {order} ended in other bits than Sync" for order, same in held.items() if not same]
         return found
 
     def as_dict(self) -> dict:
         return asdict(self)
 
 
-def check(subject: Subject, *, on_update: Callable[[], None] = lambda: None) -> Findings:
-    """Runs every replay of the subject. `on_update` is called `replayed_updates(subject)` times."""
+@dataclass(frozen=True, slots=True)
+class Futures:
+    """The replays of a subject, started in the order in which they are wanted."""
 
-    torch.set_num_threads(1)  # the order of additions, and so the bits, must not depend on the machine
+    sync: Future
+    fp32: dict[str, Future]
+    ranks: list[Future]
+    fp64_sync: Future
+    fp64: dict[str, Future]
+    bf16_sync: Future
+    bf16: Future
+    exact_sync: Future
+    exact: dict[str, Future]
+    exact_ranks: list[Future]
 
-    def run(variant: Variant, batches: Batches = subject.batches) -> Replay:
-        return replay(subject.policy, subject.objective, subject.settings, batches, variant, on_update=on_update)
 
-    sync = Variant(schedule="sync", release=subject.releases[0])
-    streamed = {release: Variant(schedule="thundersync", release=release) for release in subject.releases}
-    default = streamed[subject.releases[0]]
+def check(subject: Subject, workers: Workers, *, on_updates: Callable[[int], object] = lambda count: None) -> Findings:
+    """Runs every replay of the subject. `on_updates` hears of `replayed_updates(subject)` updates in all."""
+    started = _start(subject, workers)
+    some, updates = len(_bf16_batches(subject)), len(subject.batches)
 
-    reference = run(sync)
-    fp32 = {release: run(variant) for release, variant in streamed.items()}
-    first = subject.batches[:1]
-    wide = run(replace(sync, precision="fp64"), first)
-    fp64 = {release: run(replace(variant, precision="fp64"), first) for release, variant in streamed.items()}
-    some = _bf16_batches(subject)
-    bf16_sync = run(replace(sync, precision="bf16"), some)
-    bf16_ours = run(replace(default, precision="bf16"), some)
-    beginning = replace(reference, parameters=reference.parameters[: len(some)])
+    def take(future: Future, count: int) -> Replay:
+        result = taken(future)
+        on_updates(count)
+        return result
 
-    exact = {"exact_exponent": subject.exact_exponent}
-    exact_sync = run(replace(sync, reduction="sums", **exact))
-    orders = {"recorded order": run(replace(default, **exact))}
-    generator = torch.Generator().manual_seed(0)
-    for i in range(SHUFFLES):
-        orders[f"random order {i + 1}"] = run(replace(default, **exact), reordered(subject.batches, generator))
+    reference = take(started.sync, updates)
+    # Each replay is compared as it comes: its parameters after every update are not kept.
+    fp32, default = {}, subject.releases[0]
+    for release, future in started.fp32.items():
+        streamed = take(future, updates)
+        fp32[release] = compare(streamed, reference)
+        if release == default:
+            ours = streamed
+    ranks = compare(take(started.ranks[0], updates), ours)
+    wide = take(started.fp64_sync, 1)
+    fp64 = {release: compare(take(future, 1), wide) for release, future in started.fp64.items()}
+    beginning = replace(reference, parameters=reference.parameters[:some])
+    bf16_sync, bf16_ours = take(started.bf16_sync, some), take(started.bf16, some)
+    exact_sync = take(started.exact_sync, updates)
+    exact = {order: take(future, updates) for order, future in started.exact.items()}
+    exact_ranks = [take(started.exact_ranks[0], updates), *map(taken, started.exact_ranks[1:])]
+    some_exact = next(iter(exact.values()))
     return Findings(
-        fp32={release: compare(r, reference) for release, r in fp32.items()},
-        fp64={release: compare(r, wide) for release, r in fp64.items()},
+        fp32=fp32,
+        fp64=fp64,
         bf16_sync=compare(bf16_sync, beginning),
         bf16_thundersync=compare(bf16_ours, beginning),
         bf16_gaps=compare(bf16_ours, bf16_sync).gaps,
-        exact={name: r.hashes == exact_sync.hashes for name, r in orders.items()},
+        exact={order: result.hashes == exact_sync.hashes for order, result in exact.items()},
         exact_underflow=exact_sync.underflow,
-        exact_cost=orders["recorded order"].learner_s / fp32[subject.releases[0]].learner_s,
-        sample=_sample(reference, fp32[subject.releases[0]], bf16_sync, bf16_ours),
+        exact_cost=some_exact.learner_s / ours.learner_s,
+        exact_memory=some_exact.sums_bytes / ours.sums_bytes,
+        ranks=ranks,
+        ranks_exact=all(result.hashes == exact_sync.hashes for result in exact_ranks),
+        sample=_sample(reference, ours, bf16_sync, bf16_ours),
+    )
+
+
+def _start(subject: Subject, workers: Workers) -> Futures:
+    sync = Variant(schedule="sync", release=subject.releases[0])
+    streamed = {release: Variant(schedule="thundersync", release=release) for release in subject.releases}
+    default = streamed[subject.releases[0]]
+    exact = replace(default, exact_exponent=subject.exact_exponent)
+    generator = torch.Generator().manual_seed(0)
+
+    def job(variant: Variant, batches: Batches = subject.batches, bits_only: bool = False) -> Job:
+        return Job(
+            policy=subject.policy,
+            objective=subject.objective,
+            settings=subject.settings,
+            batches=batches,
+            variant=variant,
+            bits_only=bits_only,
+        )
+
+    def start(variant: Variant, batches: Batches = subject.batches, bits_only: bool = False) -> Future:
+        return workers.submit(job(variant, batches, bits_only))
+
+    first, some = subject.batches[:1], _bf16_batches(subject)
+    return Futures(
+        sync=start(sync),
+        fp32={release: start(variant) for release, variant in streamed.items()},
+        ranks=workers.submit_ranks(job(default)),
+        fp64_sync=start(replace(sync, precision="fp64"), first),
+        fp64={release: start(replace(variant, precision="fp64"), first) for release, variant in streamed.items()},
+        bf16_sync=start(replace(sync, precision="bf16"), some),
+        bf16=start(replace(default, precision="bf16"), some),
+        exact_sync=start(replace(exact, schedule="sync", reduction="sums"), bits_only=True),
+        exact={
+            f"random order {i + 1}": start(exact, reordered(subject.batches, generator), bits_only=True)
+            for i in range(SHUFFLES)
+        },
+        exact_ranks=workers.submit_ranks(job(exact, bits_only=True)),
     )
 
 
 def replayed_updates(subject: Subject) -> int:
     """Updates of all replays of `check`, for a progress bar."""
-    long = 1 + len(subject.releases) + 2 + SHUFFLES
+    long = 1 + len(subject.releases) + 1 + 1 + SHUFFLES + 1
     return long * len(subject.batches) + 1 + len(subject.releases) + 2 * len(_bf16_batches(subject))
 
 

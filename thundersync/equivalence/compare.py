@@ -31,7 +31,7 @@ class Comparison:
 
 def compare(ours: Replay, reference: Replay) -> Comparison:
     """Raises ValueError when the replays do not start from the same parameters."""
-    if not torch.equal(ours.start_P, reference.start_P):
+    if not torch.equal(ours.start_P.double(), reference.start_P.double()):
         raise ValueError("the replays start from different parameters: their gap would mean nothing")
     return Comparison(
         relative_error=relative_error(ours.direction_P, reference.direction_P),
@@ -43,17 +43,20 @@ def compare(ours: Replay, reference: Replay) -> Comparison:
 
 
 def relative_error(found_P: Tensor, expected_P: Tensor) -> float:
-    return float((found_P - expected_P).norm() / expected_P.norm())
+    expected_P = expected_P.double()
+    return float((found_P.double() - expected_P).norm() / expected_P.norm())
 
 
 def one_minus_cosine(a_P: Tensor, b_P: Tensor) -> float:
     """1 - cos(a, b) = ||a/|a| - b/|b|||^2 / 2, which does not lose its digits near zero."""
+    a_P, b_P = a_P.double(), b_P.double()
     return float((a_P / a_P.norm() - b_P / b_P.norm()).norm() ** 2 / 2)
 
 
 def parameter_gap(ours_P: Tensor, reference_P: Tensor, start_P: Tensor) -> float:
     """Delta_k = ||theta_ours_k - theta_ref_k|| / ||theta_ref_k - theta_0|| (Equation 30)."""
-    return float((ours_P - reference_P).norm() / (reference_P - start_P).norm())
+    reference_P = reference_P.double()
+    return float((ours_P.double() - reference_P).norm() / (reference_P - start_P.double()).norm())
 
 
 def broken_fp32(comparison: Comparison) -> list[str]:

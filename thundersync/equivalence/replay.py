@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -19,8 +19,9 @@ from thundersync.equivalence.precision import PRECISIONS, arithmetic
 from thundersync.learner.optimizer import AdamWSettings
 from thundersync.learner.policy import load_policy
 from thundersync.learner.rank import LearnerRank
+from thundersync.learner.ranks import ALONE, RankGroup
 from thundersync.objectives.objective import Objective
-from thundersync.ports import ContentReady, Event, PublishedUpdate, RewardReady, TurnReady
+from thundersync.ports import ContentReady, Event, PublishedUpdate, Receipt, RewardReady, TurnReady
 from thundersync.schedules import SCHEDULES, Parts, Release
 from thundersync.streaming import Grid
 
@@ -43,18 +44,25 @@ class Variant:
 
 @dataclass(slots=True, kw_only=True)
 class Replay:
-    """What a replay left. P = trainable parameters, flat, on the host, float64."""
+    """What a replay left. P = trainable parameters, flat, on the host; FP32, or FP64 for an FP64 model."""
 
     start_P: Tensor
     direction_P: Tensor | None = None
     """The first direction g_0, before clipping."""
     parameters: list[Tensor] = field(default_factory=list)
-    """[P] after each update: the FP32 (FP64) masters."""
+    """[P] after each update: the masters."""
     hashes: list[str] = field(default_factory=list)
     """Of the policy that each update would publish."""
     learner_s: float = 0.0
+    """CPU seconds, which a neighbour on the machine changes less than the clock's."""
+    sums_bytes: int = 0
+    """Most that running sums took in any batch."""
     underflow: float = 0.0
     """Exact sums: the share of gradient entries that were rounded to zero."""
+
+    def bits_only(self) -> Replay:
+        """Without tensors, for a replay whose hashes say all."""
+        return replace(self, start_P=torch.empty(0), direction_P=None, parameters=[])
 
 
 def replay(
@@ -64,19 +72,24 @@ def replay(
     batches: Batches,
     variant: Variant,
     *,
+    ranks: RankGroup = ALONE,
     on_update: Callable[[], None] = lambda: None,
 ) -> Replay:
-    """Learns the batches from the policy saved in a directory. Deterministic on one thread."""
+    """Learns the batches from the policy saved in a directory. Deterministic on one thread.
+
+    Among several `ranks`, each in a process of its own, all call it alike: each learns its groups.
+    """
     grid = None if variant.exact_exponent is None else Grid(exponent=variant.exact_exponent)
     # Rounded to BF16 first: every precision starts from the same parameters theta_0, as a BF16 checkpoint would give.
     model = load_policy(policy, dtype=torch.bfloat16).to(PRECISIONS[variant.precision])
-    rank = LearnerRank(model, objective, settings, now=time.perf_counter, version=batches[0][0].update, grid=grid)
+    version = batches[0][0].update
+    rank = LearnerRank(model, objective, settings, now=time.perf_counter, ranks=ranks, version=version, grid=grid)
     result = Replay(start_P=_flat(rank))
     optimizer_step = rank.optimizer.step
 
     def watched_step(direction):
         if result.direction_P is None:
-            result.direction_P = torch.cat([t.detach().double().reshape(-1) for t in direction.values()])
+            result.direction_P = torch.cat([t.detach().reshape(-1) for t in direction.values()])
         return optimizer_step(direction)
 
     rank.optimizer.step = watched_step
@@ -94,10 +107,10 @@ def replay(
         reduction=variant.reduction,
         lag_bound=0,
     )
-    started = time.perf_counter()
+    started = time.process_time()
     with arithmetic(variant.precision):
-        asyncio.run(SCHEDULES[variant.schedule](parts, batches[0][0].update))
-    result.learner_s = time.perf_counter() - started
+        asyncio.run(SCHEDULES[variant.schedule](parts, version))
+    result.learner_s = time.process_time() - started
     result.underflow = grid.underflow if grid else 0.0
     return result
 
@@ -139,37 +152,48 @@ class RecordedRollout:
 
 
 class LocalLearner:
-    """The Learner port over a rank in this process; calls run when they are made, in their order."""
+    """The Learner port over a rank in this process; calls run when they are made, in their order.
+
+    What belongs to another rank has no receipt here: that rank's process sees the same events.
+    """
 
     def __init__(self, rank: LearnerRank) -> None:
         self._rank = rank
+        self._own: set[GroupKey] = set()
 
     async def open(self, batch: LogicalBatch):
+        self._own = {plan.key for plan in self._rank.ranks.share(batch).groups}
         self._rank.open(batch)
 
     async def learn_trajectory(self, event: RewardReady):
-        return self._rank.learn_trajectory(event)
+        return self._learn(self._rank.learn_trajectory, event)
 
     async def learn_turn(self, event: TurnReady):
-        return self._rank.learn_turn(event)
+        return self._learn(self._rank.learn_turn, event)
 
     async def forward_turn(self, event: TurnReady):
-        return self._rank.forward_turn(event)
+        return self._learn(self._rank.forward_turn, event)
 
     async def learn_content(self, event: ContentReady):
-        return self._rank.learn_content(event)
+        return self._learn(self._rank.learn_content, event)
 
     async def bind_reward(self, event: RewardReady):
-        return self._rank.bind_reward(event)
+        return self._learn(self._rank.bind_reward, event)
 
     async def close_trajectory(self, event: ContentReady | RewardReady):
-        return self._rank.close_trajectory(event)
+        return self._learn(self._rank.close_trajectory, event)
 
     async def close_group(self, group: GroupKey):
-        return self._rank.close_group(group)
+        return self._rank.close_group(group) if group in self._own else None
 
     async def learn_batch(self, events: list[Event]):
-        return self._rank.learn_batch(events)
+        return self._rank.learn_batch([event for event in events if self._owns(event)])
+
+    def _learn(self, call: Callable[[Event], Receipt], event: Event) -> Receipt | None:
+        return call(event) if self._owns(event) else None
+
+    def _owns(self, event: Event) -> bool:
+        return GroupKey(event.key.update, event.key.group) in self._own
 
     async def step(self):
         return self._rank.step()
@@ -200,9 +224,10 @@ class _Journal:
     async def update_published(self, update: PublishedUpdate) -> bool:
         self._result.parameters.append(_flat(self._rank))
         self._result.hashes.append(update.step.policy_hash)
+        self._result.sums_bytes = max(self._result.sums_bytes, self._rank.stream.memory.peak_sums)
         self._on_update()
         return update.batch.update < self._last
 
 
 def _flat(rank: LearnerRank) -> Tensor:
-    return rank.optimizer.state()["master"].detach().double().clone()
+    return rank.optimizer.state()["master"].detach().clone()

@@ -1,7 +1,7 @@
 """One learner rank: a model, its gradient stream and its optimizer, behind the calls of the Learner port.
 
 Synchronous and without Ray; `cluster/` wraps it into an actor. Each call returns when its work is done, with a receipt.
-Several ranks share a batch by whole groups: sources go to the rank that owns their group (`RankGroup.owner`), while
+Several ranks share a batch by whole groups: sources go to the rank that owns their group (`LogicalBatch.shares`), while
 `open`, `step`, `save`, `load` and `abort` go to all; `step` and `save` wait for each other.
 """
 
@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from thundersync.batch import GroupKey, Ledger, LogicalBatch, SourceKey, TrajectoryKey
 from thundersync.learner.gather import Gathered, gather_trajectories, gather_turns
 from thundersync.learner.optimizer import AdamWSettings, MasterAdamW
+from thundersync.learner.peak_memory import PeakMemory
 from thundersync.learner.policy import served_tensors
 from thundersync.learner.ranks import ALONE, RankGroup, require_agreement
 from thundersync.objectives.objective import Objective
@@ -86,6 +87,7 @@ class LearnerRank:
         self._ledger: Ledger | None = None
         self._batch: LogicalBatch | None = None
         self._policy_hash = policy_hash(self.weights())
+        self._memory = PeakMemory(next(model.parameters()).device)
 
     def open(self, batch: LogicalBatch) -> None:
         """Opens a logical batch at the current parameters.
@@ -97,6 +99,7 @@ class LearnerRank:
         for plan in batch.groups:
             self.objective.check_group_size(plan.size, plan.key)
         self.stream.open()
+        self._memory.reset()
         self.closures = []
         share = self.ranks.share(batch)
         self._batch, self._ledger = batch, Ledger(share)
@@ -197,6 +200,7 @@ class LearnerRank:
         norms = self.optimizer.step({name: tensor.div_(divisor) for name, tensor in sums.items()})
         self.version += 1
         self._policy_hash = policy_hash(self.weights())
+        peaks = [peak for peak in self.ranks.gather(self._memory.read()) if peak]
         return StepReport(
             version=self.version,
             policy_hash=self._policy_hash,
@@ -207,6 +211,7 @@ class LearnerRank:
             clip_coefficient=norms.clip_coefficient,
             entropy=statistics.entropy,
             logprob_mismatch=statistics.mismatch,
+            peak_memory=max(peaks, key=lambda peak: peak[1], default=None),
         )
 
     def weights(self) -> dict[str, Tensor]:

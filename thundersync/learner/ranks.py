@@ -11,7 +11,7 @@ A rank alone is the same code: its collectives have nothing to do. Between proce
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -51,14 +51,9 @@ class RankGroup:
         if self.size > 1:
             dist.destroy_process_group()
 
-    def owner(self, place: int) -> int:
-        """The rank that learns the group at this place of a batch."""
-        return place % self.size
-
     def share(self, batch: LogicalBatch) -> LogicalBatch:
         """The groups of a batch that this rank learns; there may be none."""
-        own = tuple(plan for place, plan in enumerate(batch.groups) if self.owner(place) == self.rank)
-        return replace(batch, groups=own)
+        return batch.shares(self.size)[self.rank]
 
     def shard(self, numel: int, rank: int | None = None) -> slice:
         """Which of `numel` flat elements a rank (by default this one) holds; the last shards may be shorter."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from thundersync.batch import GroupKey, Trajectory
@@ -14,10 +15,12 @@ from thundersync.records.schemas import (
     CheckpointRecord,
     Mean,
     Mismatch,
+    PeakMemory,
     RunRecord,
     SourceRecord,
     Tokens,
     TrajectoryRecord,
+    TurnSpans,
     UpdateRecord,
 )
 
@@ -68,6 +71,8 @@ def trajectory_record(event: RewardReady, *, content_at: float) -> TrajectoryRec
         newest_version=trajectory.newest_version if tokens.generated else None,
         content_at=content_at,
         reward_at=event.at,
+        started_at=event.started_at,
+        turn_spans=None if event.turn_times is None else tuple(TurnSpans(**asdict(t)) for t in event.turn_times),
     )
 
 
@@ -114,6 +119,9 @@ def update_record(
         clip_coefficient=step.clip_coefficient,
         entropy=step.entropy,
         logprob_mismatch=Mismatch(**step.logprob_mismatch),
+        peak_memory=None
+        if step.peak_memory is None
+        else PeakMemory(counter=step.peak_memory[0], bytes=step.peak_memory[1]),
         reward=mean_of([t.reward for t in trajectories]),
         success=mean_of([t.success for t in trajectories]),
         lag_min=min(lags),

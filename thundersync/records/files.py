@@ -37,7 +37,7 @@ def to_line(record: Record) -> str:
 
 
 def parse_record(text: str, model: type[R], where: str) -> R:
-    """Raises RecordError, naming `where`, for anything that is not a record of exactly this schema and version."""
+    """Raises RecordError, naming `where`, for anything but a record of this schema in a version that can be read."""
     try:
         raw = json.loads(text)
     except json.JSONDecodeError as error:
@@ -45,7 +45,9 @@ def parse_record(text: str, model: type[R], where: str) -> R:
     if not isinstance(raw, dict):
         raise RecordError(f"{where}: damaged record, an object was expected")
     found = (raw.pop("schema", None), raw.pop("version", None))
-    if found != (model.SCHEMA, model.VERSION):
+    if found[0] == model.SCHEMA and found[1] in model.OLDER:
+        raw = model.OLDER[found[1]] | raw
+    elif found != (model.SCHEMA, model.VERSION):
         raise RecordError(
             f"{where}: schema {found[0]!r} version {found[1]} found, {model.SCHEMA!r} version {model.VERSION} expected"
         )

@@ -1,7 +1,8 @@
 """The schema of every record. A change of meaning or of a field raises VERSION of its class.
 
 Each line is a JSON object with `schema` and `version` beside the fields. Unknown fields, missing fields and numbers
-that are not finite are refused when a record is made and when it is read.
+that are not finite are refused when a record is made and when it is read. A field that came later and says nothing of
+older runs has the default None, "not recorded"; `OLDER` lets a class read its older versions.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ class Record(Part):
     SCHEMA: ClassVar[str]
     VERSION: ClassVar[int]
     FILE: ClassVar[str]
+    OLDER: ClassVar[dict[int, dict[str, Any]]] = {}
+    """For each older version that can still be read, the fields that it lacks with the values they had then."""
 
 
 class Mean(Part):
@@ -52,6 +55,9 @@ class Mean(Part):
     @property
     def value(self) -> float | None:
         return self.sum / self.count if self.count else None
+
+    def __add__(self, other: Mean) -> Mean:
+        return Mean(sum=self.sum + other.sum, count=self.count + other.count)
 
 
 class Mismatch(Part):
@@ -85,6 +91,7 @@ class RunRecord(Record):
     SCHEMA: ClassVar[str] = "run"
     VERSION: ClassVar[int] = 2
     FILE: ClassVar[str] = "run.json"
+    OLDER: ClassVar[dict[int, dict[str, Any]]] = {1: {"core_independence": None}}
 
     name: str
     objective: str
@@ -107,8 +114,11 @@ class RunRecord(Record):
     devices: Annotated[int, Field(ge=1)]
     """Device-hours are the training clock times this number (Appendix E.3 multiplies by the eight GPUs)."""
     device_name: str
-    core_independence: Annotated[float, Field(gt=0)]
-    """How much of its speed one device kept while the other was busy; well below 1, overlap cannot pay."""
+    core_independence: Annotated[float, Field(gt=0)] | None
+    """How much of its speed one device kept while the other was busy; well below 1, overlap cannot pay. None: not
+    recorded."""
+    learner_peak_flops: Annotated[float, Field(gt=0)] | None = None
+    """Peak rate P_d of one learner device (Equation 10), as measured when the session started. None: not recorded."""
     price_usd_per_device_hour: Annotated[float, Field(gt=0)] | None
     """None: no price is configured, so no cost is reported."""
     initialisation_seconds: Seconds
@@ -119,6 +129,14 @@ class RunRecord(Record):
     python: str
     platform: str
     packages: dict[str, str]
+
+
+class PeakMemory(Part):
+    """Most memory that a learner process held during an update, and the counter that says so."""
+
+    counter: Literal["cuda_max_memory_allocated", "resident_set"]
+    """Tensors on the GPU, as in Appendix B.4; or the resident set of the process on the host, libraries included."""
+    bytes: Count
 
 
 class UpdateRecord(Record):
@@ -170,6 +188,8 @@ class UpdateRecord(Record):
     """Pieces of first-hand learner work (kinds `source` and `direct`); replays and closures are not counted."""
     sources_before_close: Count
     """Those that started before the last trajectory of the batch was complete."""
+    peak_memory: PeakMemory | None = None
+    """Largest over the learner ranks, from the opening of the batch to the end of its step. None: not recorded."""
 
     @property
     def step_seconds(self) -> float:
@@ -181,6 +201,17 @@ class UpdateRecord(Record):
         if not self.learner_started_at <= self.step_started_at <= self.stepped_at <= self.published_at:
             raise ValueError("learner_started_at <= step_started_at <= stepped_at <= published_at does not hold")
         return self
+
+
+class TurnSpans(Part):
+    """When a turn was generated, scored by the teacher and acted on."""
+
+    generation_started_at: Seconds
+    generated_at: Seconds
+    scored_at: Seconds | None
+    """None without a teacher."""
+    acted_at: Seconds
+    """When its command had run, or was found not to be one."""
 
 
 class TrajectoryRecord(Record):
@@ -201,6 +232,9 @@ class TrajectoryRecord(Record):
     content_at: Seconds
     """When all its tokens were final; the verifier works from here to `reward_at`."""
     reward_at: Seconds
+    started_at: Seconds | None = None
+    """When it had a slot and its sandbox stood; it keeps both until its reward. None: not recorded, as `turn_spans`."""
+    turn_spans: tuple[TurnSpans, ...] | None = None
 
 
 class SourceRecord(Record):
@@ -209,6 +243,7 @@ class SourceRecord(Record):
     SCHEMA: ClassVar[str] = "source"
     VERSION: ClassVar[int] = 2
     FILE: ClassVar[str] = "sources.jsonl"
+    OLDER: ClassVar[dict[int, dict[str, Any]]] = {1: {"deferred": ""}}
 
     key: str | None
     """A group, trajectory or turn; None for the whole batch."""

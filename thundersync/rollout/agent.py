@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from thundersync.batch import SourceKey, Task, Trajectory, TrajectoryKey, Turn
-from thundersync.ports import ContentReady, Event, RewardReady, TurnReady
+from thundersync.ports import ContentReady, Event, RewardReady, TurnReady, TurnTimes
 from thundersync.rollout.chat import Chat
 from thundersync.rollout.engine import GenerationRequest, GenerationResult
 from thundersync.rollout.seeds import sampling_seed
@@ -68,7 +68,8 @@ async def run_trajectory(attempt: Attempt, episode: Episode) -> Trajectory:
             f"task {attempt.task.task_id}: its prompt has {len(prompt_P)} tokens, more than "
             f"generation.max_prompt_tokens, {attempt.settings.max_prompt_tokens}; exclude it before training"
         )
-    turns, outcome = await _run_turns(attempt, episode, prompt_P)
+    started, times = attempt.now(), []
+    turns, outcome = await _run_turns(attempt, episode, prompt_P, times)
     trajectory = Trajectory(
         key=attempt.key,
         task_id=attempt.task.task_id,
@@ -81,11 +82,14 @@ async def run_trajectory(attempt: Attempt, episode: Episode) -> Trajectory:
     attempt.emit(ContentReady(trajectory=trajectory, at=attempt.now()))
     verdict = await episode.verify()
     trajectory = replace(trajectory, reward=verdict.reward, success=verdict.success)
-    attempt.emit(RewardReady(trajectory=trajectory, at=attempt.now()))
+    attempt.emit(RewardReady(trajectory=trajectory, at=attempt.now(), started_at=started, turn_times=tuple(times)))
     return trajectory
 
 
-async def _run_turns(attempt: Attempt, episode: Episode, prompt_P: np.ndarray) -> tuple[list[Turn], str]:
+async def _run_turns(
+    attempt: Attempt, episode: Episode, prompt_P: np.ndarray, times: list[TurnTimes]
+) -> tuple[list[Turn], str]:
+    """The turns and why they ended; `times` is filled with when each of them did what."""
     settings = attempt.settings
     turns: list[Turn] = []
     history, context_C = prompt_P, np.zeros(0, np.int32)
@@ -97,6 +101,7 @@ async def _run_turns(attempt: Attempt, episode: Episode, prompt_P: np.ndarray) -
                 "generation_limit": settings.max_generated_tokens - generated,
                 "context_limit": settings.max_context_tokens - len(history),
             }
+            began = attempt.now()
             result = await attempt.generate(_request(attempt, len(turns), history, min(left.values())))
             turn = Turn(
                 context_ids_C=context_C,
@@ -104,7 +109,13 @@ async def _run_turns(attempt: Attempt, episode: Episode, prompt_P: np.ndarray) -
                 logprobs_A=result.logprobs,
                 versions_A=result.versions,
             )
-            observation, ended = await _act_and_score(attempt, episode, len(turns), prompt_P, history, turn)
+            generated_at = attempt.now()
+            observation, ended, acted, scored = await _act_and_score(
+                attempt, episode, len(turns), prompt_P, history, turn
+            )
+            times.append(
+                TurnTimes(generation_started_at=began, generated_at=generated_at, scored_at=scored, acted_at=acted)
+            )
             turns.append(turn)
             generated += len(result.action_ids)
             exhausted = next((name for name, tokens in left.items() if tokens == len(result.action_ids)), None)
@@ -143,12 +154,15 @@ def _request(attempt: Attempt, turn: int, history: np.ndarray, tokens_left: int)
 
 async def _act_and_score(
     attempt: Attempt, episode: Episode, turn_index: int, prompt_P: np.ndarray, history: np.ndarray, turn: Turn
-) -> tuple[str, str | None]:
-    """Acts while the teacher scores; emits TurnReady when the scores are there. Returns as `_act`."""
+) -> tuple[str, str | None, float, float | None]:
+    """Acts while the teacher scores; emits TurnReady when the scores are there.
+
+    Returns as `_act`, and when the scores were there (None without a teacher).
+    """
     if attempt.scorer is None:
         key = attempt.key.turn(turn_index)
         attempt.emit(TurnReady(key=key, prompt_ids_P=prompt_P, turn=turn, teacher_logprobs_A=None, at=attempt.now()))
-        return await _act(attempt, episode, turn)
+        return *await _act(attempt, episode, turn), None
     scoring = asyncio.ensure_future(_score(attempt, attempt.key.turn(turn_index), prompt_P, history, turn))
     acting = asyncio.ensure_future(_act(attempt, episode, turn))
     scoring.add_done_callback(
@@ -160,11 +174,11 @@ async def _act_and_score(
         # Neither may outlive its trajectory when the other one failed.
         scoring.cancel()
         acting.cancel()
-    return acting.result()
+    return *acting.result(), scoring.result().at
 
 
-async def _act(attempt: Attempt, episode: Episode, turn: Turn) -> tuple[str, str | None]:
-    """Runs the action's command: what it printed, and the outcome if it ends the attempt.
+async def _act(attempt: Attempt, episode: Episode, turn: Turn) -> tuple[str, str | None, float]:
+    """Runs the action's command: what it printed, the outcome if it ends the attempt, and when that was.
 
     Nothing runs for an unparsable action. A command that meets `tool_timeout_s` loses its
     sandbox, and with it the attempt.
@@ -172,16 +186,16 @@ async def _act(attempt: Attempt, episode: Episode, turn: Turn) -> tuple[str, str
     try:
         call = parse_tool_call(attempt.chat.text(turn.action_ids_A))
     except ParserError:
-        return PARSER_ERROR_OBSERVATION, None
+        return PARSER_ERROR_OBSERVATION, None, attempt.now()
     if call.submits:
-        return "", "submitted"
+        return "", "submitted", attempt.now()
     try:
         async with asyncio.timeout(attempt.settings.tool_timeout_s):
             observation = await episode.run(call.command)
     except TimeoutError:
         await episode.close()
-        return "", "tool_timeout"
-    return observation.text, None
+        return "", "tool_timeout", attempt.now()
+    return observation.text, None, attempt.now()
 
 
 async def _score(

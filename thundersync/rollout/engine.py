@@ -28,6 +28,8 @@ class GenerationRequest:
     """Sampled tokens at most, the stop token included."""
     seed: int
     """Of `seeds.sampling_seed`: the sampled ids are a function of (policy, token_ids, seed)."""
+    scripted_ids: np.ndarray | None = None
+    """int32 [A]; taken one by one instead of sampled tokens, with the policy's log-probabilities. None samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,13 +9,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from thundersync.batch import LogicalBatch, Task, Trajectory, TrajectoryKey
 from thundersync.ports import Event
+from thundersync.records import parse_key
 from thundersync.rollout.agent import Attempt, Scorer, run_trajectory
 from thundersync.rollout.chat import Chat
 from thundersync.rollout.engine import Engine, EngineCounters, GenerationRequest, GenerationResult, ServedPolicy
+from thundersync.rollout.script import TurnScript
 from thundersync.rollout.settings import GenerationSettings
 
 if TYPE_CHECKING:
@@ -36,6 +39,7 @@ class Replica:
         settings: GenerationSettings,
         run_seed: int,
         scorer: Scorer | None = None,
+        script: TurnScript | None = None,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.engine = engine
@@ -44,6 +48,7 @@ class Replica:
         self.settings = settings
         self.run_seed = run_seed
         self.scorer = scorer
+        self.script = script
         self.now = now
         self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         self._episodes = asyncio.Semaphore(settings.concurrent_episodes_per_replica)
@@ -156,6 +161,8 @@ class Replica:
     async def _generate(self, request: GenerationRequest) -> GenerationResult:
         if request.request_id in self._results:
             raise ValueError(f"{request.request_id} is already being generated: two attempts share a key")
+        if self.script is not None:
+            request = replace(request, scripted_ids=self.script.action_ids(self.chat, parse_key(request.request_id)))
         future = asyncio.get_running_loop().create_future()
         self.engine.submit(request)
         self._results[request.request_id] = future

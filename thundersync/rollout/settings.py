@@ -5,7 +5,7 @@ The defaults are the paper's values. A value that the engines do not honour is r
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 _POSITIVE = (
     "max_turns",
@@ -114,8 +114,3 @@ class GenerationSettings:
                 f"generation.max_prompt_tokens is {self.max_prompt_tokens}: it must leave room for an action below "
                 f"max_context_tokens, {self.max_context_tokens}"
             )
-
-
-def settings_names() -> tuple[str, ...]:
-    """The names of all generation settings, for configuration files that list the valid keys."""
-    return tuple(field.name for field in fields(GenerationSettings))

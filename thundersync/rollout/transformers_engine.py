@@ -45,6 +45,12 @@ class _Sequence:
         return len(self.request.token_ids)
 
     @property
+    def scripted_token(self) -> int:
+        """The token that a script wants next, -1 where one is sampled."""
+        scripted = self.request.scripted_ids
+        return -1 if scripted is None or len(self.logprobs) >= len(scripted) else int(scripted[len(self.logprobs)])
+
+    @property
     def missing(self) -> int:
         """Positions whose keys and values must be computed before the next token can be sampled."""
         return self.length - self.computed
@@ -218,7 +224,8 @@ class TransformersEngine:
         logits = self.model.get_output_embeddings()(hidden_ND[chosen])[: len(ready)].float()
         sequences = [self._slots[slot] for slot, _ in ready]
         uniforms = torch.tensor([s.uniforms[len(s.logprobs)] for s in sequences], dtype=torch.float64)
-        tokens, logprobs = sample_tokens(logits, uniforms, temperature=self.settings.temperature)
+        scripted = torch.tensor([s.scripted_token for s in sequences])
+        tokens, logprobs = sample_tokens(logits, uniforms, scripted, temperature=self.settings.temperature)
         finished = []
         for (slot, _), sequence, token, logprob in zip(
             ready, sequences, tokens.tolist(), logprobs.tolist(), strict=True
@@ -263,11 +270,11 @@ def load_engine(policy: Path, *, chat: Chat, settings: GenerationSettings, versi
 
 
 def sample_tokens(
-    logits_NV: torch.Tensor, uniforms_N: torch.Tensor, *, temperature: float
+    logits_NV: torch.Tensor, uniforms_N: torch.Tensor, scripted_N: torch.Tensor | None = None, *, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Inverse-CDF sampling: the first token whose cumulative probability exceeds u.
 
-    Args: logits float32 [N, V]; uniforms float64 [N] in [0, 1).
+    Args: logits float32 [N, V]; uniforms float64 [N] in [0, 1); scripted int64 [N], taken instead where not negative.
     Returns token ids int64 [N] and their log-probabilities at temperature one, float32 [N].
     """
     logprobs_NV = torch.log_softmax(logits_NV, -1)
@@ -275,4 +282,6 @@ def sample_tokens(
     cumulative_NV = scaled_NV.double().exp().cumsum(-1)
     target_N1 = uniforms_N[:, None] * cumulative_NV[:, -1:]
     tokens_N = (cumulative_NV <= target_N1).sum(-1).clamp(max=logits_NV.shape[-1] - 1)
+    if scripted_N is not None:
+        tokens_N = torch.where(scripted_N >= 0, scripted_N, tokens_N)
     return tokens_N, logprobs_NV.gather(-1, tokens_N[:, None])[:, 0]

@@ -10,8 +10,11 @@ No behaviour-policy correction (Appendix D.4). After start-up, whose first batch
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from itertools import count
 
+from thundersync.batch import LogicalBatch
+from thundersync.ports import Event
 from thundersync.schedules.parts import Parts, collect, learn_direct, publish
 
 
@@ -27,10 +30,9 @@ async def run_async(parts: Parts, first_update: int = 0) -> None:
         upcoming = parts.batch(k + 1)
         await parts.rollout.start(upcoming)  # sampled from pi_k, the policy that is served now
         learner_started = parts.clock.now()
-        training = asyncio.ensure_future(learn_direct(parts, batch, collected))
-        next_collected = await collect(events, upcoming, parts.journal)
-        closed = parts.clock.now()
-        step = await training
+        step, (next_collected, closed) = await asyncio.gather(
+            learn_direct(parts, batch, collected), _rolled(parts, events, upcoming)
+        )
 
         goes_on = await publish(
             parts,
@@ -45,3 +47,8 @@ async def run_async(parts: Parts, first_update: int = 0) -> None:
             return
         started = parts.clock.now()  # steady state: from one publication to the next
         batch, collected = upcoming, next_collected
+
+
+async def _rolled(parts: Parts, events: AsyncIterator[Event], batch: LogicalBatch) -> tuple[list[Event], float]:
+    """The events of the batch, and when its rollout closed."""
+    return await collect(events, batch, parts.journal), parts.clock.now()

@@ -24,7 +24,10 @@ class Release:
     needs_reward: bool
     """Whether a trajectory is weighted by its reward, so that it closes with RewardReady, not with ContentReady."""
     open_groups: int | None = None
-    """The cap k on groups that hold statistics at once; further work waits, in readiness order. None is unbounded."""
+    """The cap k on groups that hold statistics at once on a rank; further work waits, in readiness order. None is
+    unbounded."""
+    ranks: int = 1
+    """Learner ranks: the group at place i of a batch is learnt by rank i mod `ranks`."""
     waiting_rewards: int = 1
     """The cap u on gradients that are held until their reward comes (`content`)."""
 
@@ -45,20 +48,31 @@ class Feed:
         self._learner, self._journal, self._release = learner, journal, release
         self._cap = len(batch.groups) if release.open_groups is None else release.open_groups
         self._ledger = Ledger(batch)
-        self._holding: set[GroupKey] = set()
+        self._rank = {plan.key: place % release.ranks for place, plan in enumerate(batch.groups)}
+        self._holding: list[set[GroupKey]] = [set() for _ in range(release.ranks)]
+        """The groups that hold statistics, by rank."""
         self._waiting: set[TrajectoryKey] = set()
         """Trajectories whose gradient is held until their reward comes."""
         self._deferred: deque[Event] = deque()
         self._reasons: dict[TrajectoryKey, str] = {}
         self._work: list[asyncio.Task[Receipt]] = []
+        self._failure: BaseException | None = None
 
     def take(self, event: Event) -> None:
-        """Releases the event's learner work now, or defers it when its group may not open yet."""
+        """Releases the event's learner work now, or defers it when its group may not open yet.
+
+        Raises ValueError for an event of another batch, and whatever work released before has failed of.
+        """
+        if self._failure is not None:
+            raise self._failure
         group = GroupKey(event.key.update, event.key.group)
+        if group not in self._rank:
+            raise ValueError(f"{event.key} belongs to no group of this batch: never registered, or trained already")
         if not self._is_work(event):
             return
-        if group in self._holding or len(self._holding) < self._cap:
-            self._admit(group, event)
+        holding = self._holding[self._rank[group]]
+        if group in holding or len(holding) < self._cap:
+            self._admit(group, holding, event)
         else:
             self._reasons.setdefault(TrajectoryKey(*event.key[:3]), "open_groups")
             self._deferred.append(event)
@@ -104,15 +118,15 @@ class Feed:
         self._waiting.add(event.key)
         return learner.learn_content
 
-    def _admit(self, group: GroupKey, event: Event) -> None:
+    def _admit(self, group: GroupKey, holding: set[GroupKey], event: Event) -> None:
         call = self._call(event)
         if call is None:
             return
-        self._holding.add(group)
+        holding.add(group)
         self._submit(call(event), self._reasons.get(TrajectoryKey(*event.key[:3]), ""))
         if self._closes(event) and self._ledger.close(event.key):
             self._submit(self._learner.close_group(group))
-            self._holding.remove(group)
+            holding.remove(group)
             self._open_deferred()
 
     def _open_deferred(self) -> None:
@@ -121,9 +135,14 @@ class Feed:
             self.take(event)
 
     def _submit(self, call: Awaitable[Receipt], reason: str = "") -> None:
-        self._work.append(asyncio.ensure_future(_with_reason(call, reason)))
+        task = asyncio.ensure_future(_with_reason(call, reason) if reason else call)
+        task.add_done_callback(self._note_failure)
+        self._work.append(task)
+
+    def _note_failure(self, task: asyncio.Task[Receipt]) -> None:
+        error = None if task.cancelled() else task.exception()
+        self._failure = self._failure or error
 
 
 async def _with_reason(call: Awaitable[Receipt], reason: str) -> Receipt:
-    receipt = await call
-    return replace(receipt, deferred=reason) if reason else receipt
+    return replace(await call, deferred=reason)

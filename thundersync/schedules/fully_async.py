@@ -19,7 +19,7 @@ import asyncio
 from dataclasses import dataclass, field
 from itertools import count
 
-from thundersync.batch import GroupKey, GroupPlan, LogicalBatch
+from thundersync.batch import GroupKey, GroupPlan, Ledger, LogicalBatch
 from thundersync.ports import Event, RewardReady
 from thundersync.schedules.parts import Parts, learn_direct, publish
 
@@ -31,11 +31,20 @@ class Outstanding:
     plan: GroupPlan
     admitted_under: int
     events: list[Event] = field(default_factory=list)
-    rewards: int = 0
+    rewards: Ledger = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rewards = Ledger(LogicalBatch(update=self.plan.key.update, groups=(self.plan,)))
 
     @property
     def complete(self) -> bool:
-        return self.rewards == self.plan.size
+        return self.rewards.complete
+
+    def take(self, event: Event) -> None:
+        """Raises ValueError for a reward that came twice."""
+        if isinstance(event, RewardReady):
+            self.rewards.close(event.key)
+        self.events.append(event)
 
 
 async def run_fully_async(parts: Parts, first_update: int = 0) -> None:
@@ -64,6 +73,7 @@ async def run_fully_async(parts: Parts, first_update: int = 0) -> None:
             await pool.trained(groups, step.version)
     finally:
         rolling.cancel()
+        await asyncio.gather(rolling, return_exceptions=True)
 
 
 class Pool:
@@ -74,6 +84,8 @@ class Pool:
         self._served = first_update
         self._next = first_update * parts.prompts
         self._groups: dict[GroupKey, Outstanding] = {}
+        self._complete = 0
+        """How many of them are complete."""
         self._changed = asyncio.Event()
 
     async def roll(self) -> None:
@@ -83,20 +95,23 @@ class Pool:
         while True:
             event = await anext(events)
             self._parts.journal.event(event)
-            group = self._groups[GroupKey(event.key.update, event.key.group)]
-            group.events.append(event)
-            group.rewards += isinstance(event, RewardReady)
-            if group.complete:
+            group = self._groups.get(GroupKey(event.key.update, event.key.group))
+            if group is None:
+                raise ValueError(f"{event.key} belongs to no outstanding group: never admitted, or trained already")
+            group.take(event)
+            if isinstance(event, RewardReady) and group.complete:
+                self._complete += 1
                 await self._admit()
                 self._changed.set()
 
     async def take(self, version: int, rolling: asyncio.Future[None]) -> list[Outstanding]:
         """The B complete groups to train at `version`, earliest deadline first; waits until the bound allows it."""
         while True:
-            complete = sorted((g for g in self._groups.values() if g.complete), key=lambda group: group.admitted_under)
-            chosen = complete[: self._parts.prompts]
-            if len(chosen) == self._parts.prompts and self._leaves_room(chosen, version):
-                return chosen
+            if self._complete >= self._parts.prompts:
+                complete = [group for group in self._groups.values() if group.complete]
+                chosen = sorted(complete, key=lambda group: group.admitted_under)[: self._parts.prompts]
+                if self._leaves_room(chosen, version):
+                    return chosen
             self._changed.clear()
             waiting = asyncio.ensure_future(self._changed.wait())
             await asyncio.wait([waiting, rolling], return_when=asyncio.FIRST_COMPLETED)
@@ -106,8 +121,8 @@ class Pool:
 
     def _leaves_room(self, chosen: list[Outstanding], version: int) -> bool:
         """Whether every group that is not `chosen` still finds a place before its deadline."""
-        bound = self._parts.lag_bound
-        deadlines = [g.admitted_under + bound for g in self._groups.values() if g not in chosen]
+        bound, taken = self._parts.lag_bound, {group.plan.key for group in chosen}
+        deadlines = [group.admitted_under + bound for key, group in self._groups.items() if key not in taken]
         return all(
             sum(deadline <= version + ahead for deadline in deadlines) <= ahead * self._parts.prompts
             for ahead in range(bound + 1)
@@ -117,6 +132,7 @@ class Pool:
         """The groups were trained, and `served` is published: their places are free."""
         for group in groups:
             del self._groups[group.plan.key]
+        self._complete -= len(groups)
         self._served = served
         await self._admit()
 

@@ -24,9 +24,12 @@ from fractions import Fraction
 import torch
 from torch import Tensor
 
+LOWEST_EXPONENT = -100
 MOST = 1 << 62
 """No sum may reach it: a margin of two below where int64 wraps around."""
 LARGEST_DENOMINATOR = 1024
+BLOCK = 1 << 17
+"""Entries rounded and added at a time: what lies between two passes over them stays in the cache."""
 
 
 @dataclass(slots=True)
@@ -34,23 +37,34 @@ class Grid:
     """What gradients are rounded to, and what rounding did to them."""
 
     exponent: int = -44
-    """Of the unit, a power of two. Lower resolves smaller entries and overflows earlier."""
+    """Of the unit, a power of two from 2**-100 to 1. Lower resolves smaller entries and overflows earlier."""
     entries: int = 0
     underflowed: int = 0
     """Entries that were not zero and became it."""
+
+    def __post_init__(self) -> None:
+        if not LOWEST_EXPONENT <= self.exponent <= 0:
+            raise ValueError(f"exact_exponent is {self.exponent}; it goes from {LOWEST_EXPONENT} to 0")
 
     @property
     def unit(self) -> float:
         return 2.0**self.exponent
 
-    def rounded(self, tensor: Tensor) -> Tensor:
-        """int64 on the host. Raises OverflowError for an entry that float64 could not count in whole units."""
-        host = tensor.detach().to(device="cpu", dtype=torch.float64)
-        whole = torch.round(host * 2.0**-self.exponent)
-        if whole.numel() and float(whole.abs().max()) >= 2.0**53:
-            raise OverflowError(f"a gradient entry of {float(host.abs().max()):.3g} exceeds the grid; {self._advice}")
+    def largest(self, tensors: Sequence[Tensor]) -> int:
+        """A bound on the entries, in units. Raises OverflowError for one that float64 cannot count in whole units."""
+        most = max((float(end.abs()) for tensor in tensors if tensor.numel() for end in tensor.aminmax()), default=0.0)
+        if most / self.unit >= 2.0**53:
+            raise OverflowError(f"a gradient entry of {most:.3g} exceeds the grid; {self._advice}")
+        return math.ceil(most / self.unit)
+
+    def rounded(self, block: Tensor) -> Tensor:
+        """FP32 or FP64 to int64, to nearest, ties to even.
+
+        A power of two scales FP32 without rounding, and FP32 rounds to whole numbers as FP64 would: no wider copy.
+        """
+        whole = (block / self.unit).round_()
         self.entries += whole.numel()
-        self.underflowed += int(((whole == 0) & (host != 0)).sum())
+        self.underflowed += int(block.count_nonzero() - whole.count_nonzero())
         return whole.to(torch.int64)
 
     @property
@@ -90,14 +104,16 @@ class ExactSums:
         Raises OverflowError, before anything is added.
         """
         present = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        whole = [self._grid.rounded(gradients[i]) for i in present]
-        largest = max((int(q.abs().max()) for q in whole if q.numel()), default=0)
+        host = [_on_host(gradients[i]) for i in present]
+        largest = self._grid.largest(host)
         most_b = [most + abs(int(phi_b)) * largest for most, phi_b in zip(self._most_b, phi, strict=True)]
         self._require_room(max(most_b))
-        for phi_b, views in zip(phi, self._views_b, strict=True):
-            if phi_b:
-                for i, q in zip(present, whole, strict=True):
-                    views[i].add_(q, alpha=int(phi_b))
+        for i, gradient in zip(present, host, strict=True):
+            sums_b = [(int(phi_b), views[i].view(-1)) for phi_b, views in zip(phi, self._views_b, strict=True) if phi_b]
+            for start in range(0, gradient.numel(), BLOCK):
+                q = self._grid.rounded(gradient[start : start + BLOCK])
+                for phi_b, sums in sums_b:
+                    sums[start : start + BLOCK].add_(q, alpha=phi_b)
         self._most_b = most_b
 
     def rescale(self, basis: int, factor: int) -> None:
@@ -129,6 +145,12 @@ class ExactSums:
     def _require_room(self, most: int) -> None:
         if most >= MOST:
             raise OverflowError(f"an exact sum could exceed int64; {self._grid._advice}")
+
+
+def _on_host(gradient: Tensor) -> Tensor:
+    """Flat, in host memory, FP32 or FP64."""
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    return gradient.detach().to(device="cpu", dtype=wide).reshape(-1)
 
 
 @dataclass(slots=True)

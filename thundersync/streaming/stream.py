@@ -30,7 +30,7 @@ from thundersync.streaming.open_group import GroupClosure, Held, OpenGroup
 from thundersync.streaming.open_scope import OpenScope
 from thundersync.streaming.scores import Segment, SourceStatistics, make_segment
 from thundersync.streaming.turn_chain import TurnChain
-from thundersync.streaming.turn_graph import TurnGraph
+from thundersync.streaming.turn_graph import PASS_TOKENS, TurnGraph
 
 
 class GradientStream(OpenBatch):
@@ -95,24 +95,24 @@ class GradientStream(OpenBatch):
     def forward_turn(self, group: Hashable, trajectory: int, source: Continuation, *, turn: int | None = None) -> None:
         """Forward of a trajectory's next turn; its backward comes with `close_trajectory` (release `turn_forward`).
 
-        For every objective. Where the graph would exceed `graph_bytes`, the trajectory is run again when it closes.
+        For every objective. Short turns wait for more (`PASS_TOKENS`). Where the graph would exceed `graph_bytes`, the
+        trajectory is run again when it closes.
         """
         opened = self._group(group)
         opened.check_new(trajectory)
-        graph = opened.graphs.get(trajectory) or TurnGraph(int(opened.prompt_ids_P[-1]))
+        graph = opened.graphs.get(trajectory) or TurnGraph(int(opened.prompt_ids_P[-1]), self._parameters)
         name = opened.name(trajectory, len(graph))
         if turn is not None and turn != len(graph):
             raise ValueError(f"{name} is the next one, but turn {turn} came: each turn enters once, in order")
         segment = self._segment(name, graph.last_token, source)
         self._fixed.check()
         opened.graphs[trajectory] = graph
-        alive = {(key, i): graph for key, one in self._groups.items() for i, graph in one.graphs.items()}
-        tokens = len(segment.targets_T)
-        if tokens and self.graphs.make_room(opened.name(trajectory), (group, trajectory), alive, tokens):
-            graph.forward(self.model, segment, opened.context(self.model))
-            self.graphs.note(graph, alive)
-        else:
-            graph.add(segment)
+        graph.add(segment)
+        if graph.due >= PASS_TOKENS:
+            alive = {(key, i): graph for key, one in self._groups.items() for i, graph in one.graphs.items()}
+            if self.graphs.make_room((group, trajectory), alive):
+                graph.forward(self.model, opened.context(self.model), measured=self.graphs.budget is not None)
+                self.graphs.note(graph, alive)
 
     def add_content(self, group: Hashable, trajectory: int, source: Continuation) -> SourceStatistics:
         """Forward and backward of a whole trajectory before its reward is known (release `content`).
@@ -179,19 +179,15 @@ class GradientStream(OpenBatch):
             reward = check_reward(reward, name)
         phi = opened.phi(reward, name)
         graph = opened.graphs.pop(trajectory)
-        again = 0
-        if graph.kept:
-            self._fixed.check()
-            prompt = opened.context(self.model)
-            gradients, statistics = graph.backward(self._parameters, self.objective, prompt)
-            if gradients is not None:
-                require_finite(gradients.tensors, name)
-            require_close(statistics, self.logprob_tolerance, name)
-            self._fold(opened, phi, Held(gradients, prompt))
-            self.statistics += statistics
-        else:
-            again = graph.tokens
-            self._learn(opened, name, [graph.whole()], [1.0], phi, [])
+        again = 0 if graph.kept else graph.tokens
+        self._fixed.check()
+        prompt = opened.context(self.model)
+        gradients, statistics = graph.backward(self.model, self.objective, prompt)
+        if gradients is not None:
+            require_finite(gradients.tensors, name)
+        require_close(statistics, self.logprob_tolerance, name)
+        self._fold(opened, phi, Held(gradients, prompt))
+        self.statistics += statistics
         opened.bind(trajectory, reward)
         opened.folds.append((trajectory, None))
         return again
