@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from thundersync.learner.settings import LoRASettings
 from thundersync.objectives import GRPO, OPD, REINFORCE, RLOO, DrGRPO, Objective
 from thundersync.rollout.script import TurnScript
 from thundersync.rollout.settings import GenerationSettings
@@ -113,6 +114,8 @@ class ModelConfig(Part):
     intermediate: Count | None = None
     """Units of each MLP of the policy, widened to it after the warm start without changing what it computes; null
     leaves it. It sets what a gradient costs beside a rollout."""
+    lora: LoRASettings | None = None
+    """Adapters that learn while the policy's weights stay frozen (Appendices D.1, D.3); null trains all weights."""
 
 
 class OptimizerConfig(Part):
@@ -178,6 +181,9 @@ class RunConfig(Part):
     cache: str
     """Directory of generated task sets and warm-started models."""
     seed: int
+    logprob_tolerance: Positive | None = 0.01
+    """Most nats between the rollout engine's and the learner's log-probability of a token, where every token is the
+    current policy's (Sync, ThunderSync); null is unbounded. FP32 on both sides stays below 1e-4."""
     mirror: Literal["none", "tensorboard", "wandb"] = "none"
     """Where the per-update metrics are also sent, live; wandb runs offline."""
     record_batches: bool = False

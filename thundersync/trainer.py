@@ -126,12 +126,15 @@ def _workload(config: RunConfig) -> Workload:
 def _configure(config: RunConfig, session: Session, models: ModelPaths, start: Start) -> str:
     """Takes the actors into use for this run; returns the hash of the policy that all of them hold."""
     objective = config.objective.build()
+    zero_lag = config.schedule.name in ("sync", "thundersync")
     learner = LearnerSpec(
-        policy=start.policy,
+        policy=models.student,
+        lora=config.model.lora,
         objective=objective,
         optimizer=config.optimizer.build(),
         graph_bytes=config.schedule.graph_bytes,
         exact_exponent=config.objective.exact_exponent if config.objective.sums == "exact" else None,
+        logprob_tolerance=config.logprob_tolerance if zero_lag else None,
         resume_from=start.learner_state,
     )
     if objective.needs_teacher:

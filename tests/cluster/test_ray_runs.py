@@ -11,6 +11,8 @@ import pytest
 
 from experiments.compose import compose_run
 from thundersync.config import ConfigError
+from thundersync.learner.policy import load_policy
+from thundersync.policy_hash import policy_hash
 from thundersync.records import (
     CheckpointRecord,
     RecordError,
@@ -69,6 +71,14 @@ def test_every_schedule_trains_each_trajectory_once_within_its_lag(schedule, obj
         assert {s.kind for s in sources} == {"direct"}
 
 
+def test_an_engine_too_far_from_the_learner_ends_the_run(session, tmp_path):
+    settings = ["objective=opd", "logprob_tolerance=1e-12"]
+    with pytest.raises(
+        Exception, match="trajectory [0-9]+, turn 0: the rollout engine's log-prob.*logprob_tolerance, 1e-12"
+    ):
+        train(configuration(tmp_path, "run", *settings), session)
+
+
 @pytest.mark.parametrize("objective", ["dr_grpo", "rloo", "reinforce"])
 @pytest.mark.parametrize("schedule", ["sync", "thundersync"])
 def test_the_other_objectives_train(schedule, objective, session, tmp_path):
@@ -116,9 +126,13 @@ def interrupt_after(path, updates):
     threading.Thread(target=watch, daemon=True).start()
 
 
-def test_an_interrupted_run_goes_on_bit_for_bit(session, tmp_path):
-    """CASES D15: same tasks, same sampled tokens, same parameters and moments as an uninterrupted run."""
-    settings = ["schedule=sync", "objective=opd", "scale.max_updates=6"]
+@pytest.mark.parametrize("lora", ["null", "{rank:4,alpha:8}"])
+def test_an_interrupted_run_goes_on_bit_for_bit(session, tmp_path, lora):
+    """CASES D15: same tasks, same sampled tokens, same parameters and moments as an uninterrupted run.
+
+    With adapters also that replicas, served the merged weights, compute what the learner computes.
+    """
+    settings = ["schedule=sync", "objective=opd", "scale.max_updates=6", f"model.lora={lora}"]
     whole = RunDirectory(train(configuration(tmp_path, "whole", *settings), session))
     config = configuration(tmp_path, "parts", *settings)
     interrupt_after(tmp_path / "parts" / "updates.jsonl", 2)
@@ -135,6 +149,9 @@ def test_an_interrupted_run_goes_on_bit_for_bit(session, tmp_path):
     assert [u.policy_hash for u in first] == [u.policy_hash for u in second]
     assert [u.tokens for u in first] == [u.tokens for u in second]
     assert all(a.published_at < b.published_at for a, b in zip(second, second[1:], strict=False))
+    assert max(u.logprob_mismatch.max for u in second) < 1e-4
+    exported = load_policy(parts.path / parts.read(CheckpointRecord)[-1].path)
+    assert policy_hash(dict(exported.named_parameters())) == second[-1].policy_hash
 
 
 def test_another_configuration_does_not_resume_a_run(session, tmp_path):

@@ -88,6 +88,13 @@ def test_each_objective_is_built_from_its_settings():
     assert built("objective=opd") == OPD()
 
 
+def test_lora_has_the_papers_values_unless_told_otherwise():
+    assert compose_run([]).model.lora is None
+    lora = compose_run(["model.lora={}"]).model.lora
+    assert (lora.rank, lora.alpha, lora.targets) == (32, 64, None)
+    assert compose_run(["model.lora={rank:8,targets:[q_proj]}"]).model.lora.targets == ("q_proj",)
+
+
 def test_an_unknown_objective_lists_the_valid_ones():
     values = json.loads(compose_run([]).model_dump_json())
     values["objective"]["name"] = "ppo"
@@ -109,6 +116,9 @@ def test_an_added_key_is_refused_with_the_valid_ones():
         ("objective.release=turn_eager", "grpo is released by trajectory or content or turn_forward"),
         ("scale.budget_s=-1", "scale.budget_s: Input should be greater than 0"),
         ("generation.top_p=0.9", "top_p"),
+        ("model.lora={rank:0}", "model.lora: rank must be positive, is 0"),
+        ("model.lora={ranks:8}", "unknown setting model.lora.ranks; valid here: alpha, rank, seed, targets"),
+        ("logprob_tolerance=0", "logprob_tolerance: Input should be greater than 0"),
     ],
 )
 def test_values_that_cannot_run_are_refused_by_name(override, message):

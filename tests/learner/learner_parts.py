@@ -22,7 +22,7 @@ TASK = Task(task_id="t", split_group="s", instruction="i")
 
 
 def make_rank(
-    objective=None, dtype=torch.float32, learning_rate=1e-2, *, ranks: RankGroup = ALONE, seed: int = 0
+    objective=None, dtype=torch.float32, learning_rate=1e-2, *, ranks: RankGroup = ALONE, seed: int = 0, **options
 ) -> LearnerRank:
     torch.manual_seed(seed)
     config = Qwen3Config(
@@ -38,8 +38,8 @@ def make_rank(
     )
     ticks = count()
     model = load_policy(config, dtype=dtype)
-    settings = AdamWSettings(learning_rate=learning_rate)
-    return LearnerRank(model, objective or GRPO(prompts=GROUPS), settings, now=lambda: float(next(ticks)), ranks=ranks)
+    settings, objective = AdamWSettings(learning_rate=learning_rate), objective or GRPO(prompts=GROUPS)
+    return LearnerRank(model, objective, settings, now=lambda: float(next(ticks)), ranks=ranks, **options)
 
 
 def make_batch(update: int, groups: int = GROUPS) -> LogicalBatch:

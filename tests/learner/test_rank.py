@@ -122,6 +122,19 @@ def test_lost_doubled_and_foreign_trajectories_are_refused():
     assert rank.version == 0
 
 
+def test_an_engine_too_far_from_the_learner_is_refused_with_the_source_and_the_setting():
+    """The events' log-probabilities are drawn at random, as those of no policy are."""
+    rank = make_rank(OPD(), logprob_tolerance=0.01)
+    rank.open(make_batch(0))
+    turn = next(event for event in make_events(0) if isinstance(event, TurnReady))
+    named = f"group {turn.key.trajectory_key.group_key}, trajectory {turn.key.trajectory}, turn 0"
+    with pytest.raises(ValueError, match=f"{named}: the rollout engine's .* more than logprob_tolerance, 0.01"):
+        rank.learn_turn(turn)
+    with pytest.raises(ValueError, match="lost"):
+        rank.step()
+    assert rank.version == 0
+
+
 def test_an_opd_batch_without_a_scored_token_leaves_everything_as_it_was():
     """D6 (b), with trajectories that never reached a turn."""
     rank = make_rank(OPD())

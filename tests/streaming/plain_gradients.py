@@ -78,9 +78,10 @@ def token_logprobs(model: torch.nn.Module, prompt: np.ndarray, ids: np.ndarray) 
 
 
 def gradient(model: torch.nn.Module, objective: torch.Tensor) -> torch.Tensor:
-    """Flat gradient, in the order of named_parameters()."""
-    grads = torch.autograd.grad(objective, list(model.parameters()), allow_unused=True)
-    pairs = zip(model.parameters(), grads, strict=True)
+    """Flat gradient of the trainable parameters, in the order of named_parameters()."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    grads = torch.autograd.grad(objective, parameters, allow_unused=True)
+    pairs = zip(parameters, grads, strict=True)
     return torch.cat([(torch.zeros_like(p) if g is None else g).reshape(-1) for p, g in pairs])
 
 

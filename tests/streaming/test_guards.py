@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 
+import numpy as np
 import pytest
 import torch
-from plain_gradients import VOCAB, flat, tiny_model
+from plain_gradients import flat, tiny_model, token_logprobs
 
 from thundersync.objectives import GRPO, OPD
 from thundersync.streaming import Continuation, GradientStream
@@ -204,26 +206,35 @@ def test_a_model_without_trainable_parameters():
         GradientStream(tiny_model().requires_grad_(False), OPD())
 
 
-def test_a_state_that_cannot_be_cut_is_refused_by_its_kind():
-    from transformers import AutoModelForCausalLM, Qwen3Config
+@pytest.mark.parametrize("release", ["trajectory", "content", "turn_forward", "direct"])
+def test_log_probabilities_of_another_policy(release):
+    """A token at distance 0.5 passes a tolerance of 0.6 and not one of 0.4; the source is named, nothing is folded."""
+    model = tiny_model()
+    near = token_logprobs(model, np.array(PROMPT), np.array(IDS))[torch.tensor(MASK)].detach().numpy()
+    far = near + np.array([0.0, 0.5, 0.0], np.float32)
+    for tolerance, fires in ((0.6, False), (0.4, True)):
+        stream = GradientStream(model, GRPO(prompts=1), logprob_tolerance=tolerance)
+        stream.open()
+        if release != "direct":
+            stream.open_group("a", size=2, prompt_ids=PROMPT)
+        named = r"group a, trajector(y 0|ies \[0, 1\])"
+        message = f"{named}: the rollout engine's log-probabilities are up to 0.5 nats .* than logprob_tolerance, 0.4"
+        with pytest.raises(ValueError, match=message) if fires else contextlib.nullcontext():
+            _one_source(stream, release, source(rollout_logprobs=far))
+        assert stream.statistics.compared_tokens == (0 if fires else 6 if release == "direct" else 3)
 
-    config = Qwen3Config(
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=8,
-        vocab_size=VOCAB,
-        use_sliding_window=True,
-        sliding_window=4,
-        max_window_layers=0,
-    )
-    stream = GradientStream(AutoModelForCausalLM.from_config(config).eval(), OPD())
-    stream.open()
-    stream.open_group("a", size=1, prompt_ids=PROMPT)
-    with pytest.raises(ValueError, match="layer 0 keeps its state in a DynamicSlidingWindowLayer; .*DynamicLayer"):
-        stream.add_turn("a", 0, source())
+
+def _one_source(stream: GradientStream, release: str, member: Continuation) -> None:
+    match release:
+        case "trajectory":
+            stream.add_trajectory("a", 0, member)
+        case "content":
+            stream.add_content("a", 0, member)
+        case "turn_forward":
+            stream.forward_turn("a", 0, member)
+            stream.close_trajectory("a", 0, 1.0)
+        case "direct":
+            stream.add_group("a", PROMPT, [member, member])
 
 
 def live_tensors() -> int:

@@ -51,13 +51,14 @@ class LearnerProcess:
         ranks = ALONE if alone else RankGroup.join(seat.address, rank=seat.rank, size=seat.size)
         grid = None if spec.exact_exponent is None else Grid(exponent=spec.exact_exponent)
         self._rank = LearnerRank(
-            load_policy(spec.policy),
+            load_policy(spec.policy, lora=spec.lora),
             spec.objective,
             spec.optimizer,
             now=self._clock.now,
             ranks=ranks,
             grid=grid,
             graph_bytes=spec.graph_bytes,
+            logprob_tolerance=spec.logprob_tolerance,
         )
         if spec.resume_from is not None:
             self._rank.load(spec.resume_from)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from thundersync.learner.settings import LoRASettings
 from thundersync.objectives import Objective
 from thundersync.rollout.script import TurnScript
 from thundersync.rollout.settings import GenerationSettings
@@ -35,12 +36,17 @@ class ReplicaSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnerSpec:
     policy: Path
+    """What a run starts from. A resumed one, too: adapters need their base; all else comes from `resume_from`."""
+    lora: LoRASettings | None
+    """Adapters that learn in place of the policy's weights, or None."""
     objective: Objective
     optimizer: AdamWSettings
     graph_bytes: int | None
     """Most memory of the graphs that release `turn_forward` keeps; None is unbounded."""
     exact_exponent: int | None
     """Exact sums on this grid, or None for FP32 sums."""
+    logprob_tolerance: float | None
+    """Nats between the rollout engine's and the learner's log-probability of a token; None is unbounded."""
     resume_from: Path | None
     """Directory of a saved learner state, or None to start from the policy."""
 

@@ -28,17 +28,27 @@ def arithmetic(precision: str) -> Iterator[None]:
 class WideCasts(TorchFunctionMode):
     """Casts to float32 follow an FP64 model instead.
 
-    transformers casts to float32 inside norms, rotary embeddings and softmax whatever the model's dtype, which limits
-    an FP64 run to about 1e-7. Meant for FP64 models only: every cast to float32 in its scope becomes one to float64.
+    transformers casts to float32 inside norms, rotary embeddings, softmax, routers and the delta rule whatever the
+    model's dtype, which limits an FP64 run to about 1e-7. Meant for FP64 models only: every cast to float32 in its
+    scope becomes one to float64. PyTorch's grouped product of experts, which does not know FP64, becomes a loop.
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         if func is torch.Tensor.float:
             func, args = torch.Tensor.double, args[:1]
+        if func is torch._grouped_mm and args[0].dtype == torch.float64:
+            return _grouped_product(*args[:2], kwargs["offs"])
         args = tuple(torch.float64 if a is torch.float32 else a for a in args)
         kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in kwargs.items()}
         return func(*args, **kwargs)
+
+
+def _grouped_product(rows_NI: torch.Tensor, experts_EIO: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
+    """[N, O]: rows up to ends_E[0] times the first expert, from there up to ends_E[1] times the second, and so on."""
+    ends = ends_E.tolist()
+    products = [rows_NI[a:b] @ expert for a, b, expert in zip([0, *ends], ends, experts_EIO, strict=False)]
+    return torch.cat([*products, rows_NI.new_zeros(len(rows_NI) - ends[-1], experts_EIO.shape[-1])])
 
 
 class ProductsThroughFP32(TorchDispatchMode):

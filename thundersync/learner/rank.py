@@ -50,9 +50,9 @@ class LearnerRank:
 
     version    k of the model's parameters as given
     now        seconds on the training clock
-    run_tokens most padded tokens of one forward pass that several sources or replayed turns share
     grid       makes the running sums exact
     graph_bytes most memory of the graphs that release `turn_forward` keeps
+    logprob_tolerance how far, in nats, the rollout engine's log-probability of a token may be from the learner's
     """
 
     def __init__(
@@ -64,15 +64,20 @@ class LearnerRank:
         now: Callable[[], float],
         ranks: RankGroup = ALONE,
         version: int = 0,
-        run_tokens: int = 1024,
         grid: Grid | None = None,
         graph_bytes: int | None = None,
+        logprob_tolerance: float | None = None,
     ) -> None:
         self.model, self.objective, self.version = model, objective, version
         self.ranks, self.rank = ranks, ranks.rank
         self.optimizer = MasterAdamW(model, settings, ranks)
         self.stream = GradientStream(
-            model, objective, dtype=_sums_dtype(model), run_tokens=run_tokens, grid=grid, graph_bytes=graph_bytes
+            model,
+            objective,
+            dtype=_sums_dtype(model),
+            grid=grid,
+            graph_bytes=graph_bytes,
+            logprob_tolerance=logprob_tolerance,
         )
         self.closures: list[GroupClosure] = []
         """Shift and fold order of the groups of the open batch, in closing order."""
@@ -210,12 +215,12 @@ class LearnerRank:
         )
 
     def weights(self) -> dict[str, Tensor]:
-        """What replicas have to load, name -> tensor, tied tensors once; the model's own memory, not copies."""
+        """What replicas have to load, name -> tensor, tied tensors once, adapters merged; see `served_tensors`."""
         return served_tensors(self.model)
 
     def export(self, directory: str | Path) -> None:
-        """Writes the policy as transformers does; `load_policy` or anybody's `from_pretrained` reads it."""
-        self.model.save_pretrained(str(directory))
+        """Writes the policy as transformers does, adapters merged; anybody's `from_pretrained` reads it."""
+        self.model.save_pretrained(str(directory), state_dict=self.weights())
 
     def save(self, directory: str | Path) -> None:
         """Writes the learner's whole state at an optimizer boundary: policy, masters, moments, version.
@@ -228,7 +233,10 @@ class LearnerRank:
         self.ranks.together(lambda: self._write(folder, optimizer) if self.rank == 0 else None)
 
     def load(self, directory: str | Path) -> None:
-        """Restores what `save` wrote, bit for bit. Raises ValueError for a policy without its recorded hash."""
+        """Restores what `save` wrote, bit for bit: with adapters, those of a model that has the same base weights.
+
+        Raises ValueError for a policy without its recorded hash, or when the restored one has another.
+        """
         folder = Path(directory)
         state = json.loads((folder / STATE_FILE).read_text())
         saved = load_file(folder / POLICY_FILE)
@@ -241,6 +249,8 @@ class LearnerRank:
         for name, tensor in own.items():
             tensor.copy_(saved[name])
         self.optimizer.load_state(load_file(folder / OPTIMIZER_FILE))
+        if policy_hash(self.weights()) != state["policy_hash"]:
+            raise ValueError(f"{folder}: its adapters belong to other base weights than those of this model")
         self.version, self._policy_hash = state["version"], state["policy_hash"]
 
     def abort(self) -> None:
@@ -284,9 +294,10 @@ class LearnerRank:
 
     def _write(self, folder: Path, optimizer: dict[str, Tensor]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(self.weights(), folder / POLICY_FILE)
+        weights = self.weights()
+        save_file(weights, folder / POLICY_FILE)
         save_file(optimizer, folder / OPTIMIZER_FILE)
-        state = {"version": self.version, "policy_hash": policy_hash(self.weights())}
+        state = {"version": self.version, "policy_hash": policy_hash(weights)}
         (folder / STATE_FILE).write_text(json.dumps(state, indent=1) + "\n")
 
     def _open_group(self, group: GroupKey, prompt_ids_P: np.ndarray) -> GroupKey:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from thundersync.streaming.scores import SourceStatistics
+
 
 def require_no_dropout(model: nn.Module) -> None:
     """Raises RuntimeError when a forward pass would be random: every pass of a batch must see the same function."""
@@ -28,6 +30,20 @@ def require_finite(tensors: Sequence[Tensor | None], source: str) -> None:
     """Raises FloatingPointError naming the source when any value is NaN or infinite."""
     if not _sums([tensor for tensor in tensors if tensor is not None]).isfinite().all():
         raise FloatingPointError(f"{source}: its gradient is not finite; it was not folded")
+
+
+def require_close(statistics: SourceStatistics, tolerance: float | None, source: str) -> None:
+    """Raises ValueError when the rollout engine's log-probability of some token is too far from the learner's.
+
+    `tolerance` is in nats; None allows any distance, as tokens of an earlier policy need it.
+    """
+    if tolerance is not None and statistics.mismatch_max > tolerance:
+        largest, mean, kl = (f"{statistics.mismatch[name]:.3g}" for name in ("max", "mean", "kl"))
+        raise ValueError(
+            f"{source}: the rollout engine's log-probabilities are up to {largest} nats from the learner's (mean "
+            f"{mean}, KL {kl}), more than logprob_tolerance, {tolerance:g}; it was not folded. Either the engine "
+            "serves other weights or computes otherwise, or its precision needs a larger logprob_tolerance"
+        )
 
 
 def _sums(tensors: Sequence[Tensor]) -> Tensor:

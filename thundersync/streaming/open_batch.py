@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from thundersync.objectives.objective import Objective
+from thundersync.streaming.cuttable import require_cuttable
 from thundersync.streaming.exact_sums import ExactSums, Grid, Rewards
 from thundersync.streaming.guards import FixedParameters, require_no_dropout
 from thundersync.streaming.host_memory import HostMemory
@@ -34,8 +35,11 @@ class OpenBatch:
         run_tokens: int = 1024,
         grid: Grid | None = None,
         graph_bytes: int | None = None,
+        logprob_tolerance: float | None = None,
     ) -> None:
+        require_cuttable(model)
         self.model, self.objective, self.dtype, self.run_tokens = model, objective, dtype, run_tokens
+        self.logprob_tolerance = logprob_tolerance
         if grid is not None and objective.scope == "batch":
             raise ValueError(f"exact sums do not cover {objective.name}, whose weights depend on the whole batch")
         self.grid = grid

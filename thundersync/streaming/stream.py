@@ -24,7 +24,7 @@ from thundersync.objectives.objective import Settled, check_reward
 from thundersync.streaming.boundaries import Piece
 from thundersync.streaming.continuation import Continuation
 from thundersync.streaming.differentiate import differentiate, packs
-from thundersync.streaming.guards import require_finite
+from thundersync.streaming.guards import require_close, require_finite
 from thundersync.streaming.open_batch import OpenBatch
 from thundersync.streaming.open_group import GroupClosure, Held, OpenGroup
 from thundersync.streaming.open_scope import OpenScope
@@ -34,13 +34,17 @@ from thundersync.streaming.turn_graph import PASS_TOKENS, TurnGraph
 
 
 class GradientStream(OpenBatch):
-    """One rank's share of a logical batch. Works with any transformers causal LM whose state `boundaries` can cut.
+    """One rank's share of a logical batch, for any causal LM of transformers that `cuttable` admits.
+
+    Raises CannotCut, when it is built, for a model whose state cannot be cut.
 
     model      in eval mode, or without dropout; only parameters with requires_grad are differentiated
     objective  GRPO, OPD, or any `Objective`
     dtype      of the running sums and of the direction; they live in host memory
     grid       makes the sums exact: the same bits in any order of arrival, at 8 bytes a parameter and sum
     graph_bytes most memory of the graphs that release `turn_forward` keeps; None is unbounded
+    logprob_tolerance how far, in nats, the rollout engine's log-probability of a token may be from the learner's; None
+               is unbounded
     run_tokens most tokens of one forward pass where several sources or turns may share one (`add_group`, replays)
     """
 
@@ -48,7 +52,7 @@ class GradientStream(OpenBatch):
         """Forward and backward of a whole trajectory (release `trajectory`), folded into the group's running sums.
 
         Raises ValueError for input that does not fit and FloatingPointError for a gradient that is not finite, both
-        naming the source; nothing is folded then.
+        naming the source; nothing is folded then. So for rollout log-probabilities beyond `logprob_tolerance`.
         """
         opened = self._group(group)
         opened.check_new(trajectory)
@@ -181,6 +185,7 @@ class GradientStream(OpenBatch):
         gradients, statistics = graph.backward(self.model, self.objective, prompt)
         if gradients is not None:
             require_finite(gradients.tensors, name)
+        require_close(statistics, self.logprob_tolerance, name)
         self._fold(opened, phi, Held(gradients, prompt))
         self.statistics += statistics
         opened.bind(trajectory, reward)
@@ -265,6 +270,7 @@ class GradientStream(OpenBatch):
         )
         if gradients is not None:
             require_finite(gradients.tensors, name)
+        require_close(statistics, self.logprob_tolerance, name)
         self.statistics += statistics
         return Held(gradients, context), statistics, states
 

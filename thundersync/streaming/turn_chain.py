@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from thundersync.streaming.boundaries import Piece, cut, join, run_segment
+from thundersync.streaming.cuttable import appends_only
 from thundersync.streaming.differentiate import Gradients, backward
 from thundersync.streaming.running_sums import NewSums
 from thundersync.streaming.scores import Segment
@@ -52,8 +53,11 @@ class TurnChain:
         """Yields deferred gradients and tokens forwarded, last turns first; the caller folds the adjoints of `prompt`.
 
         Runs of consecutive turns are forwarded together up to `tokens` tokens: the derivative is the same, since within
-        a run the chain rule is autograd's.
+        a run the chain rule is autograd's. Not so where a layer replaces its state: the one between two turns of a run
+        would not come out of the pass, and the adjoint that it is owed would have nowhere to go.
         """
+        if not appends_only(model):
+            tokens = 0
         end = len(self._pieces)
         while end and self._pieces[end - 1].adjoints is None:
             end -= 1  # nothing has read the last turns

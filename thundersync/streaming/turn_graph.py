@@ -67,7 +67,7 @@ class TurnGraph:
 
     def forward(self, model: nn.Module, prompt: Sequence[Piece], measured: bool = False) -> None:
         """Runs what is due, at least one token, forward onto the graph in one pass; adds to `bytes` if `measured`."""
-        saved = _SavedBytes(self._parameters)
+        saved = _SavedBytes(model)
         hooks = torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor)
         with hooks if measured else nullcontext():
             self._run(model, self.segments[self._ran :], prompt)
@@ -139,10 +139,10 @@ def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
 
 
 class _SavedBytes:
-    """Counts what autograd saves for the backward pass, each storage once, parameters not at all."""
+    """Counts what autograd saves for the backward pass, each storage once, parameters (frozen ones too) not at all."""
 
-    def __init__(self, parameters: Sequence[Tensor]) -> None:
-        self._seen = {parameter.untyped_storage().data_ptr() for parameter in parameters}
+    def __init__(self, model: nn.Module) -> None:
+        self._seen = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
         self.bytes = 0
 
     def pack(self, tensor: Tensor) -> Tensor:
