@@ -38,9 +38,6 @@ def test_a_replica_that_serves_one_wrong_bit_is_named(session, random_models, tm
         policy=random_models.student,
         objective=GRPO(prompts=1),
         optimizer=AdamWSettings(learning_rate=1e-3),
-        graph_bytes=None,
-        exact_exponent=None,
-        resume_from=None,
     )
     version, policy_hash = ray.get(learner.configure.remote(spec, Seat(rank=0, size=1, address="")))
     damaged = ray.remote(num_cpus=0, max_concurrency=16)(one_byte_astray()).remote(session.placement.rollout_cores)

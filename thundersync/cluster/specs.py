@@ -37,18 +37,18 @@ class ReplicaSpec:
 class LearnerSpec:
     policy: Path
     """What a run starts from. A resumed one, too: adapters need their base; all else comes from `resume_from`."""
-    lora: LoRASettings | None
+    lora: LoRASettings | None = None
     """Adapters that learn in place of the policy's weights, or None."""
     objective: Objective
     optimizer: AdamWSettings
-    graph_bytes: int | None
+    graph_bytes: int | None = None
     """Most memory of the graphs that release `turn_forward` keeps; None is unbounded."""
-    exact_exponent: int | None
+    exact_exponent: int | None = None
     """Exact sums on this grid, or None for FP32 sums."""
-    logprob_tolerance: float | None
+    logprob_tolerance: float | None = None
     """Nats between the rollout engine's and the learner's log-probability of a token; None is unbounded."""
-    resume_from: Path | None
-    """Directory of a saved learner state, or None to start from the policy."""
+    resume_from: Path | None = None
+    """Directory of a saved learner state; None starts from the policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
