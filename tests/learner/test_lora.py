@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import count
 
+import numpy as np
 import pytest
 import torch
 from learner_parts import VOCAB, stream_update
@@ -16,6 +17,9 @@ from thundersync.learner.rank import LearnerRank
 from thundersync.learner.settings import LoRASettings
 from thundersync.objectives import OPD
 from thundersync.policy_hash import policy_hash
+from thundersync.rollout.engine import GenerationRequest
+from thundersync.rollout.settings import GenerationSettings
+from thundersync.rollout.transformers_engine import TransformersEngine
 
 SIZES = {
     "vocab_size": VOCAB,
@@ -98,6 +102,27 @@ def test_replicas_are_served_the_adapters_merged_into_the_weights(base):
         learner, served = rank.model(input_ids=ids).logits, replica(input_ids=ids).logits
     assert (learner - served).abs().max() < 1e-5 < 1e-2 < (learner - untrained).abs().max()
     assert policy_hash(rank.weights()) == policy_hash(dict(replica.named_parameters()))
+
+
+def test_the_rollout_engine_takes_what_the_learner_publishes(base):
+    """It reports the learner's hash, and its sampled tokens' log-probabilities are the learner's."""
+    rank = rank_on(base)
+    stream_update(rank, 0)
+    limits = {"active_sequences_per_replica": 1, "max_context_tokens": 64, "max_tokens_per_turn": 8}
+    settings = GenerationSettings(**limits, max_generated_tokens=8, max_prompt_tokens=16)
+    engine = TransformersEngine(load_policy(base), stop_id=VOCAB - 1, settings=settings)
+    engine.load_weights(rank.weights(), 1)
+    assert engine.served().policy_hash == policy_hash(rank.weights())
+    prompt = np.arange(1, 6, dtype=np.int32)
+    engine.submit(GenerationRequest(request_id="r", token_ids=prompt, seed=3, max_tokens=8))
+    finished = []
+    while not finished:
+        finished = engine.step()
+    ids = torch.as_tensor(np.concatenate([prompt, finished[0].action_ids])).long()[None]
+    with torch.no_grad():
+        logprobs = torch.log_softmax(rank.model(input_ids=ids).logits[0], -1)
+    learner = logprobs[len(prompt) - 1 : -1].gather(-1, ids[0, len(prompt) :, None])[:, 0].numpy()
+    assert np.abs(finished[0].logprobs - learner).max() < 1e-5
 
 
 def test_export_is_a_plain_policy(base, tmp_path):
