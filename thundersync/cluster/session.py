@@ -51,6 +51,7 @@ def open_session(replicas: int, learner_ranks: int = 1) -> Iterator[Session]:
     os.sched_setaffinity(0, placement.rollout_cores)  # Ray's own processes inherit it: the learner's core stays free
     ray.init(
         num_cpus=placement.devices(learner_ranks),
+        namespace="thundersync",
         include_dashboard=False,
         configure_logging=False,
         log_to_driver=False,
