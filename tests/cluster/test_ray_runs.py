@@ -1,18 +1,28 @@
-"""Real runs on Ray: a random policy, real sandboxes, real gradients; what the records say of them."""
+"""Real runs on Ray: a random policy, real sandboxes, real gradients; what the records say of them. And a publication in
+which one bit goes astray between learner and replica. One session serves them all: to start it takes a minute."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
 import time
 
 import pytest
+import ray
+import torch
 
 from experiments.compose import compose_run
+from thundersync.cluster.ports import ray_publisher
+from thundersync.cluster.replica import RolloutReplica
+from thundersync.cluster.specs import LearnerSpec, ReplicaSpec, Seat, WorkloadSpec
 from thundersync.config import ConfigError
+from thundersync.learner.adamw import AdamWSettings
 from thundersync.learner.policy import load_policy
+from thundersync.objectives import GRPO
 from thundersync.policy_hash import policy_hash
+from thundersync.ports import PublicationError
 from thundersync.records import (
     CheckpointRecord,
     RecordError,
@@ -22,6 +32,7 @@ from thundersync.records import (
     UpdateRecord,
     read_lines,
 )
+from thundersync.rollout.settings import GenerationSettings
 from thundersync.trainer import Interrupted, train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
@@ -166,3 +177,45 @@ def test_a_damaged_record_names_file_and_line(session, tmp_path):
     path.write_text("\n".join([lines[0], lines[1][:-9] + "}"]) + "\n")
     with pytest.raises(RecordError, match="updates.jsonl, line 2: damaged record"):
         read_lines(path, UpdateRecord)
+
+
+def one_byte_astray() -> type[RolloutReplica]:
+    """Defined in a function, so that it travels to the actor by value."""
+
+    class OneByteAstray(RolloutReplica):
+        async def load(self, version, weights):
+            name, tensor = sorted(weights.items())[0]
+            damaged = tensor.clone()
+            damaged.view(-1).view(torch.uint8)[0] ^= 1  # the lowest bit of one parameter
+            return await super().load(version, {**weights, name: damaged})
+
+    return OneByteAstray
+
+
+def test_a_replica_that_serves_one_wrong_bit_is_named(session, random_models, tmp_path):
+    learner = session.learners[0]
+    spec = LearnerSpec(
+        policy=random_models.student,
+        objective=GRPO(prompts=1),
+        optimizer=AdamWSettings(learning_rate=1e-3),
+    )
+    version, digest = ray.get(learner.configure.remote(spec, Seat(rank=0, size=1, address="")))
+    damaged = ray.remote(num_cpus=0, max_concurrency=16)(one_byte_astray()).remote(session.placement.rollout_cores)
+    replicas = {"replica-0": session.replicas["replica-0"], "replica-1": damaged}
+    replica = ReplicaSpec(
+        policy=random_models.student,
+        version=version,
+        workload=WorkloadSpec(name="micro_terminal", root=tmp_path, seed=0),
+        generation=GenerationSettings(),
+        run_seed=0,
+    )
+    ray.get([actor.configure.remote(replica, None) for actor in replicas.values()])
+
+    def publish(names):
+        subject = ray_publisher(learner, {name: replicas[name] for name in names}, timeout_s=60)
+        asyncio.run(subject.publish(1, digest))
+        return subject.served_version
+
+    assert publish(["replica-0"]) == 1
+    with pytest.raises(PublicationError, match="^replica replica-1 serves version 1 with hash .* was published$"):
+        publish(["replica-0", "replica-1"])
