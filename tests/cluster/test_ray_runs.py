@@ -83,9 +83,11 @@ def test_every_schedule_trains_each_trajectory_once_within_its_lag(schedule, obj
 
 
 def test_an_engine_too_far_from_the_learner_ends_the_run(session, tmp_path):
-    settings = ["objective=opd", "logprob_tolerance=1e-12"]
-    with pytest.raises(Exception, match="trajectory [0-9]+: the rollout engine's log-prob.*logprob_tolerance, 1e-12"):
-        train(configuration(tmp_path, "run", *settings), session)
+    config = configuration(tmp_path, "run", "objective=opd", "logprob_tolerance=1e-12")
+    with pytest.raises(
+        Exception, match="group=[0-9], trajectory [0-9]: the rollout engine.* more than logprob_tolerance, 1e-12"
+    ):
+        train(config, session)
 
 
 @pytest.mark.parametrize("objective", ["dr_grpo", "rloo", "reinforce"])
