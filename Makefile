@@ -26,7 +26,7 @@ setup: .venv/.installed sandbox  ## install everything: .venv with pinned versio
 sandbox:
 	@sh experiments/install_sandbox.sh
 
-test: setup  ## all tests (under 8 minutes on two cores)
+test: setup  ## all tests
 	$(V)/python -m pytest -q
 
 test-fast: setup  ## the tests that need neither Ray nor training
