@@ -35,13 +35,14 @@ def _steps(axis, rows: list[dict], objective: str) -> None:
     for place, row in enumerate(own):
         look = style.LOOKS[row["schedule"].removesuffix("_k1")]
         capped = row["schedule"].endswith("_k1")
-        labels.append(look.label + ("\nk = 1" if capped else ""))
+        labels.append(look.label.replace("Sync", "\nSync").replace(" ", "\n").strip() + ("\nk = 1" if capped else ""))
         axis.bar(place, row["simulated_step_s"], color=look.colour, width=0.7, alpha=0.6 if capped else 1)
-        axis.text(place, row["simulated_step_s"] + 25, f"{row['simulated_step_s']:.0f}", ha="center", fontsize=7.5)
+        above = max(row["simulated_step_s"], row["paper_step_s"] or 0) + 45  # clear of the paper's marker
+        axis.text(place, above, f"{row['simulated_step_s']:.0f}", ha="center", fontsize=7.5)
         paper = {"label": "paper (Figure 4)"} if place == 0 else {}
         axis.plot(place, row["paper_step_s"], **style.PAPER, **paper)
     axis.set_xticks(range(len(labels)), labels, fontsize=7)
-    axis.set(title=f"{style.OBJECTIVES[objective]}: simulated step", ylabel="seconds", ylim=(0, 1600))
+    axis.set(title=f"{style.OBJECTIVES[objective]}: simulated step", ylabel="seconds", ylim=(0, 1700))
     axis.legend(fontsize=7.5)
 
 
