@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from thundersync.records import UpdateRecord
+from thundersync.scaling.speedup import overlap_limit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,7 @@ class Phases:
     @property
     def bound(self) -> float:
         """Equation 17: (R + L + P) / (max(R, L) + P), what perfect overlap would gain."""
-        return (self.rollout + self.learner + self.suffix) / (max(self.rollout, self.learner) + self.suffix)
+        return float(overlap_limit(self.learner / self.rollout, self.suffix / self.rollout))
 
 
 def sync_phases(updates: Sequence[UpdateRecord]) -> Phases:
