@@ -248,8 +248,22 @@ def test_a_cancelled_command_ends_the_session():
 
 
 def test_files_that_do_not_fit_are_an_error():
-    with pytest.raises(room.SandboxError, match="did not fit"):
+    with pytest.raises(room.FilesRefused, match="did not fit"):
         session("true", files=pack({"big": bytes(3 << 20)}), limits=replace(LIMITS, work_bytes=1 << 20))
+
+
+def test_files_of_an_ended_session_are_refused_but_a_silent_sandbox_is_an_error():
+    async def exported(command: str, wall_seconds: float) -> None:
+        async with await Sandbox.open(FILES, LIMITS) as sandbox:
+            await sandbox.run(command)
+            sandbox.limits = replace(LIMITS, wall_seconds=wall_seconds)
+            await sandbox.export()
+
+    with pytest.raises(room.FilesRefused, match="the session has ended"):
+        asyncio.run(exported("kill -9 -1", 60.0))
+    with pytest.raises(room.SandboxError, match="did not give its files back within 0 s") as silent:
+        asyncio.run(exported("true", 0.0))
+    assert not isinstance(silent.value, room.FilesRefused)
 
 
 def test_it_dies_with_its_parent(tmp_path):

@@ -13,7 +13,7 @@ import pytest
 
 from thundersync.environments import seta, swe_smith, verifier
 from thundersync.environments.episode import observation_text
-from thundersync.environments.sandbox import CommandResult
+from thundersync.environments.sandbox import CommandResult, SandboxError
 from thundersync.environments.words import WORDS
 from thundersync.environments.workload import load_workload, validate_task
 from thundersync.splits import list_digest, split_groups
@@ -218,6 +218,26 @@ def test_a_session_that_the_agent_ended_is_graded_as_failed(workload):
     ((observations, verdict),) = attempts(workload, [(workload.training[0].task_id, ["kill -9 -1", "ls"])])
     assert [o.text for o in observations] == ["[the session has ended]\n"] * 2
     assert verdict.reward == 0.0 and not verdict.success and not any(verdict.tests.values())
+
+
+def test_a_verifier_that_does_not_start_is_no_failure_of_the_agent(root, monkeypatch):
+    """CASES D11."""
+    workload = load_workload("micro_swe", root=root)
+
+    async def main():
+        episode = await workload.open(workload.training[0].task_id)
+
+        async def broken(*_):
+            raise SandboxError("the sandbox did not start: fork: out of memory")
+
+        monkeypatch.setattr("thundersync.environments.verifier.Sandbox.open", broken)
+        try:
+            await episode.verify()
+        finally:
+            await episode.close()
+
+    with pytest.raises(SandboxError, match="out of memory"):
+        asyncio.run(main())
 
 
 def test_breaking_the_program_fails_regression_tests(root):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from thundersync.environments.sandbox import CommandResult, Sandbox, SandboxError, SandboxLimits
+from thundersync.environments.sandbox import CommandResult, FilesRefused, Sandbox, SandboxLimits
 from thundersync.environments.verifier import run_tests
 from thundersync.environments.workload import Observation, Verdict
 
@@ -64,12 +64,13 @@ class SandboxEpisode:
         return Observation(text=text, exit_code=result.exit_code)
 
     async def verify(self) -> Verdict:
+        """Raises SandboxError where the machine failed, which is no failure of the agent (CASES D11)."""
         self.verified = True
         try:
             files = await self.sandbox.export()
             # The kernel takes a while to dissolve namespaces; grading need not wait for it.
             results, _ = await asyncio.gather(run_tests(files, self.tests), self.sandbox.close())
-        except SandboxError:
+        except FilesRefused:
             # The agent ended its own session, or left files that cannot be unpacked: nothing to grade.
             results = {}
         tests = {name: results.get(name, False) for name in self.designated}

@@ -28,14 +28,27 @@ from pathlib import Path
 from thundersync.environments.archive import pack
 from thundersync.environments.bubblewrap import SandboxLimits, SandboxMissing, command_line, require_sandbox
 
-__all__ = ["CommandResult", "Sandbox", "SandboxError", "SandboxLimits", "SandboxMissing", "pack", "require_sandbox"]
+__all__ = [
+    "CommandResult",
+    "FilesRefused",
+    "Sandbox",
+    "SandboxError",
+    "SandboxLimits",
+    "SandboxMissing",
+    "pack",
+    "require_sandbox",
+]
 
 OUTPUT_HARD_CAP = 64 << 20
 """Bytes of output after which the sandbox is ended instead of drained further."""
 
 
 class SandboxError(RuntimeError):
-    """The sandbox did not start, or its files could not be read back."""
+    """The sandbox did not start or did not answer: the machine's fault, never an agent's."""
+
+
+class FilesRefused(SandboxError):
+    """Files that cannot be read back or unpacked: the session that holds them is over, or they do not fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +71,14 @@ class Sandbox:
     _control: bytearray = field(default_factory=bytearray)
     _answer: asyncio.Future | None = None
     _ended: bool = False
+    _stalled: bool = False
+    """It met the wall backstop."""
 
     @classmethod
     async def open(cls, source: Path | bytes, limits: SandboxLimits) -> Sandbox:
         """Starts a session whose /work holds a copy of `source`: a directory, or what `pack` or `export` returned.
 
-        Raises SandboxMissing, or SandboxError when it does not start.
+        Raises SandboxMissing, SandboxError when it does not start, FilesRefused when it does not take the files.
         """
         require_sandbox()
         archive = source if isinstance(source, bytes) else pack(source)
@@ -85,7 +100,9 @@ class Sandbox:
             code = await sandbox._request("import", "", archive)
             if code != 0:
                 text = sandbox._output.take().decode(errors="replace").strip()
-                raise SandboxError(f"the sandbox did not start or its files did not fit (code {code}): {text}")
+                if code is None:
+                    raise SandboxError(f"the sandbox did not start: {text}")
+                raise FilesRefused(f"the files did not fit into the sandbox (code {code}): {text}")
         except BaseException:
             await sandbox.close()
             raise
@@ -120,9 +137,12 @@ class Sandbox:
         return CommandResult(output=raw.decode(errors="replace"), exit_code=code, timed_out=False)
 
     async def export(self) -> bytes:
-        """A tar archive of /work. Raises SandboxError if the sandbox has ended."""
+        """A tar archive of /work. Raises FilesRefused if the session has ended, SandboxError if it does not answer."""
+        ended = self._ended
         if await self._request("export", "", b"") != 0:
-            raise SandboxError("the sandbox has ended: its files cannot be read back")
+            if self._stalled and not ended:
+                raise SandboxError(f"the sandbox did not give its files back within {self.limits.wall_seconds:g} s")
+            raise FilesRefused("the session has ended: its files cannot be read back")
         size = os.fstat(self._memory).st_size
         return os.pread(self._memory, min(size, 2 * self.limits.work_bytes), 0)
 
@@ -150,7 +170,7 @@ class Sandbox:
             os.pwrite(self._memory, data, 0)
             os.lseek(self._memory, 0, os.SEEK_SET)
         self._answer = loop.create_future()
-        backstop = loop.call_later(self.limits.wall_seconds, self._end)
+        backstop = loop.call_later(self.limits.wall_seconds, self._stall)
         try:
             self._process.stdin.write(f"{mode}\0{command}\0".encode(errors="replace"))
             return await self._answer
@@ -164,6 +184,10 @@ class Sandbox:
         finally:
             backstop.cancel()
             self._answer = None
+
+    def _stall(self) -> None:
+        self._stalled = True
+        self._end()
 
     def _listen(self) -> None:
         loop = asyncio.get_running_loop()

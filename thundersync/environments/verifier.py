@@ -5,7 +5,8 @@ Harbor's tools read; `python -m pytest` itself costs hundreds of milliseconds pe
 
 Code under test shares the interpreter with its tests, so the runner trusts nothing that it prints: descriptors 1 and 2
 lead nowhere by then, results go to a descriptor opened before, each with a secret of this verification, and leaving
-early (`os._exit`, `sys.exit`) leaves the tests that follow without a result, which is a failure.
+early (`os._exit`, `sys.exit`) leaves the tests that follow without a result, which is a failure. Code that walks the
+interpreter's own frames could still find the secret and forge a pass, as under any runner that shares its interpreter.
 """
 
 from __future__ import annotations
