@@ -15,7 +15,7 @@ from thundersync.cluster.session import Session
 from thundersync.config import RunConfig
 from thundersync.journal import RunJournal
 from thundersync.mirror import open_mirror
-from thundersync.records import RunDirectory, UpdateRecord
+from thundersync.records import CheckpointRecord, RunDirectory, UpdateRecord
 from thundersync.sampler import TaskSampler
 from thundersync.schedules import SCHEDULES, Parts, Release
 from thundersync.watch import WatchedLearner, WatchedRollout
@@ -47,6 +47,7 @@ class Controller:
         directory = RunDirectory(Path(config.runs) / config.name)
         run = directory.run()
         learners = session.learners[: config.scale.learner_ranks]
+        trained = directory.read_if_any(UpdateRecord)
 
         async def save(policy: Path, state: Path) -> None:
             await asyncio.gather(*(learner.save.remote(policy, state) for learner in learners))
@@ -59,9 +60,9 @@ class Controller:
             save=save,
             mirror=open_mirror(config.mirror, directory.path, run.name),
             record_batches=config.record_batches,
-            last=(directory.read_if_any(UpdateRecord) or [None])[-1],
+            last=trained[-1] if trained else None,
         )
-        if first_update == 0:
+        if not directory.read_if_any(CheckpointRecord):
             await self._journal.checkpoint("start")
         rollout = RayRollout(session.replicas)
         parts = Parts(
@@ -82,6 +83,7 @@ class Controller:
             ),
             reduction=config.schedule.reduction,
             lag_bound=config.schedule.lag_bound,
+            trained=frozenset(group for update in trained for group in update.groups),
         )
         try:
             self._clock.start(elapsed)  # the first rollout request follows

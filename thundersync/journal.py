@@ -81,10 +81,11 @@ class RunJournal:
         policy = Path("checkpoints") / f"update-{self.updates:05d}"
         state = self.directory.path / "state" / f"update-{self.updates:05d}"
         await self.save(self.directory.path / policy, state)
-        for older in set(state.parent.iterdir()) - {state}:
-            shutil.rmtree(older)
         record = checkpoint_record(run=self.run, reason=reason, path=str(policy), after=self.last, updates=self.updates)
         self.directory.append(record)
+        # Only now: killed before its record is there, the run goes on from an older state.
+        for older in set(state.parent.iterdir()) - {state}:
+            shutil.rmtree(older)
         return record
 
     def _checkpoint_is_due(self, now: float) -> bool:

@@ -25,7 +25,7 @@ class TaskSampler:
 
     def __post_init__(self) -> None:
         if not self.tasks:
-            raise ValueError("the training list is empty: raise workload.training_tasks")
+            raise ValueError("the workload has no training task: there is nothing to sample")
 
     def group(self, position: int) -> GroupPlan:
         """The group at `position` in the endless stream of prompts; update k holds positions k*prompts onwards."""

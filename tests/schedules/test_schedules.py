@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from hypothesis import strategies as st
 from thundersync.batch import GroupKey, Ledger, LogicalBatch, Task, TrajectoryKey
 from thundersync.ports import ContentReady, RewardReady, TurnReady
 from thundersync.sampler import TaskSampler
+from thundersync.schedules.fully_async import Pool
 from thundersync.simulation import Deadlock, Durations, Setting, TrajectoryTimes
 from thundersync.simulation import simulate as run_simulation
 
@@ -159,6 +162,35 @@ def test_fully_async_swaps_weights_in_flight():
     assert any(len(set(update)) > 1 for update in lags(journal))
 
 
+def test_a_resumed_fully_async_run_admits_what_was_not_trained_first():
+    """Two updates trained groups 1, 2, 4 and 5 of the prompt stream: 0 and 3, in flight at the time, come before 6."""
+    admitted = []
+
+    class Silent:
+        async def start(self, batch):
+            admitted.extend((group.key.update, group.key.group) for group in batch.groups)
+
+        async def events(self):
+            await asyncio.Event().wait()
+            yield
+
+    parts = SimpleNamespace(
+        rollout=Silent(),
+        group=TaskSampler(tasks=TASKS, seed=1, prompts=2, group_size=3).group,
+        prompts=2,
+        lag_bound=1,
+        trained={"update=0/group=1", "update=1/group=0", "update=2/group=0", "update=2/group=1"},
+    )
+
+    async def main():
+        rolling = asyncio.ensure_future(Pool(parts, first_update=2).roll())
+        await asyncio.sleep(0)
+        rolling.cancel()
+
+    asyncio.run(main())
+    assert admitted == [(0, 0), (1, 1), (3, 0), (3, 1)]
+
+
 @settings(max_examples=40, deadline=None)
 @given(schedule=st.sampled_from(["sync", "async", "thundersync"]), slots=st.integers(1, 10), size=st.integers(1, 4))
 def test_every_registered_trajectory_is_trained_once_in_its_own_update(schedule, slots, size):
@@ -201,6 +233,17 @@ def test_content_holds_at_most_u_gradients_and_says_which_had_to_wait(cap):
         held += {"source": not event.deferred, "bind": -1}.get(event.kind, 0)
         most = max(most, held)
     assert most <= cap and held == 0
+
+
+def test_a_turn_that_waited_for_a_group_is_not_the_reason_of_the_next_one():
+    """Two groups of one, one of which may be open: turns end at 1 and 3, at 1.5 and 4; the second group opens at 3."""
+    ends = {0: [1.0, 2.0], 1: [1.5, 2.5]}
+    journal, _ = simulate(
+        "thundersync", prompts=2, size=1, open_groups=1, release="turn_eager", updates=1,
+        turns=lambda key: ends[key.group],
+    )  # fmt: skip
+    waited = {(r.key.group, r.key.turn): r.deferred for r in journal.receipts if r.kind == "source"}
+    assert waited == {(0, 0): "", (0, 1): "", (1, 0): "open_groups", (1, 1): ""}
 
 
 def test_turn_forward_forwards_every_turn_and_closes_every_trajectory():

@@ -54,12 +54,15 @@ class Feed:
         self._waiting: set[TrajectoryKey] = set()
         """Trajectories whose gradient is held until their reward comes."""
         self._deferred: deque[Event] = deque()
-        self._reasons: dict[TrajectoryKey, str] = {}
+        self._passed_over: set[TrajectoryKey] = set()
+        """Trajectories that are learnt when their reward comes, because others' gradients were waiting for theirs."""
         self._work: list[asyncio.Task[Receipt]] = []
         self._failure: BaseException | None = None
 
-    def take(self, event: Event) -> None:
+    def take(self, event: Event, reason: str = "") -> None:
         """Releases the event's learner work now, or defers it when its group may not open yet.
+
+        `reason` is why it comes again, after it was deferred.
 
         Raises ValueError for an event of another batch, and whatever work released before has failed of.
         """
@@ -72,9 +75,8 @@ class Feed:
             return
         holding = self._holding[self._rank[group]]
         if group in holding or len(holding) < self._cap:
-            self._admit(group, holding, event)
+            self._admit(group, holding, event, reason)
         else:
-            self._reasons.setdefault(TrajectoryKey(*event.key[:3]), "open_groups")
             self._deferred.append(event)
 
     async def finish(self) -> None:
@@ -113,17 +115,17 @@ class Feed:
                 self._waiting.discard(event.key)
                 return learner.bind_reward if held else learner.learn_trajectory
         if len(self._waiting) >= self._release.waiting_rewards:
-            self._reasons.setdefault(event.key, "waiting_rewards")
+            self._passed_over.add(event.key)
             return None  # it is learnt whole when its reward comes
         self._waiting.add(event.key)
         return learner.learn_content
 
-    def _admit(self, group: GroupKey, holding: set[GroupKey], event: Event) -> None:
+    def _admit(self, group: GroupKey, holding: set[GroupKey], event: Event, reason: str) -> None:
         call = self._call(event)
         if call is None:
             return
         holding.add(group)
-        self._submit(call(event), self._reasons.get(TrajectoryKey(*event.key[:3]), ""))
+        self._submit(call(event), "waiting_rewards" if event.key in self._passed_over else reason)
         if self._closes(event) and self._ledger.close(event.key):
             self._submit(self._learner.close_group(group))
             holding.remove(group)
@@ -132,7 +134,7 @@ class Feed:
     def _open_deferred(self) -> None:
         waiting, self._deferred = self._deferred, deque()
         for event in waiting:
-            self.take(event)
+            self.take(event, "open_groups")
 
     def _submit(self, call: Awaitable[Receipt], reason: str = "") -> None:
         task = asyncio.ensure_future(_with_reason(call, reason) if reason else call)
@@ -144,5 +146,7 @@ class Feed:
         self._failure = self._failure or error
 
 
-async def _with_reason(call: Awaitable[Receipt], reason: str) -> Receipt:
-    return replace(await call, deferred=reason)
+async def _with_reason(call: Awaitable[Receipt | None], reason: str) -> Receipt | None:
+    """The receipt with the reason, unless the learner gave one; None as it is: the work belongs to another rank."""
+    receipt = await call
+    return replace(receipt, deferred=reason) if receipt and not receipt.deferred else receipt

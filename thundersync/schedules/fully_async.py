@@ -82,7 +82,7 @@ class Pool:
     def __init__(self, parts: Parts, first_update: int) -> None:
         self._parts = parts
         self._served = first_update
-        self._next = first_update * parts.prompts
+        self._untrained = (plan for plan in map(parts.group, count()) if str(plan.key) not in parts.trained)
         self._groups: dict[GroupKey, Outstanding] = {}
         self._complete = 0
         """How many of them are complete."""
@@ -138,7 +138,6 @@ class Pool:
 
     async def _admit(self) -> None:
         while len(self._groups) < (self._parts.lag_bound + 1) * self._parts.prompts:
-            plan = self._parts.group(self._next)
-            self._next += 1
+            plan = next(self._untrained)
             self._groups[plan.key] = Outstanding(plan=plan, admitted_under=self._served)
             await self._parts.rollout.start(LogicalBatch(update=plan.key.update, groups=(plan,)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
 
 from thundersync.batch import GroupPlan, Ledger, LogicalBatch, Trajectory
@@ -41,6 +41,8 @@ class Parts:
     """Sync's reduction: `direct` or `sums`."""
     lag_bound: int
     """Fully Async: greatest lag of a token at training, in versions."""
+    trained: Collection[str] = frozenset()
+    """Fully Async, resumed: the groups that were trained before, which need not be the first of the prompt stream."""
 
 
 async def collect(events: AsyncIterator[Event], batch: LogicalBatch, journal: Journal) -> list[Event]:
