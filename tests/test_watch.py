@@ -9,6 +9,8 @@ import pytest
 from thundersync.simulation.virtual_time import run
 from thundersync.watch import Silence
 
+pytestmark = pytest.mark.timeout(20)  # on virtual time; a watch that never fires would wait for ever
+
 
 class Missing(RuntimeError):
     pass

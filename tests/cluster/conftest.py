@@ -32,9 +32,7 @@ def random_models(tmp_path_factory):
         )
         AutoModelForCausalLM.from_config(config).save_pretrained(root / name)
         tokenizer.save_pretrained(root / name)
-    return ModelPaths(
-        student=root / "student", teacher=root / "teacher", tokenizer_digest=digest_of("random"), digest="random"
-    )
+    return ModelPaths(student=root / "student", teacher=root / "teacher", tokenizer_digest=digest_of("random"))
 
 
 @pytest.fixture(scope="module")

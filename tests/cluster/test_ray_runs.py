@@ -8,12 +8,15 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 import ray
 import torch
 
 from experiments.compose import compose_run
+from thundersync.cluster.placement import descendants
 from thundersync.cluster.ports import ray_publisher
 from thundersync.cluster.replica import RolloutReplica
 from thundersync.cluster.specs import LearnerSpec, ReplicaSpec, Seat, WorkloadSpec
@@ -46,9 +49,27 @@ def no_warm_start(monkeypatch, random_models):
 def configuration(tmp_path, name, *overrides):
     small = ["workload=micro_terminal", "scale=smoke", "scale.max_updates=3", "scale.budget_s=1000"]
     small += ["scale.checkpoint_every_s=1000"]
-    small += ["batch.grpo.prompts=4", "batch.opd.prompts=4", "generation.max_turns=3"]
+    small += ["batch.grpo.prompts=2", "batch.opd.prompts=2", "generation.max_turns=3"]
     small += ["generation.max_tokens_per_turn=12", f"runs={tmp_path}", f"cache={tmp_path / 'cache'}", f"name={name}"]
     return compose_run([*small, *overrides])
+
+
+def test_the_learner_is_alone_on_its_core(session):
+    """All threads of every process of the session, Ray's own included, except the learners' and the evaluator's."""
+    rollout, learner = (set(cores) for cores in (session.placement.rollout_cores, session.placement.learner_cores))
+    allowed = [cores for process in descendants() if (cores := allowed_cores(process))]
+    elsewhere = [cores for cores in allowed if cores != [rollout]]
+    assert len(allowed) > 10
+    assert len(elsewhere) == 3, "two learner ranks, and the replica that is idle in training"
+    assert all(len(cores) == 1 and len(cores[0]) == 1 and cores[0] <= learner for cores in elsewhere)
+
+
+def allowed_cores(process) -> list[set[int]]:
+    """Distinct sets of cores that the threads of a process may use; none if it has just ended."""
+    with suppress(FileNotFoundError, ProcessLookupError):
+        threads = [int(thread.name) for thread in Path(f"/proc/{process.pid}/task").iterdir()]
+        return [set(cores) for cores in {frozenset(os.sched_getaffinity(thread)) for thread in threads}]
+    return []
 
 
 @pytest.mark.parametrize("objective", ["grpo", "opd"])
@@ -61,9 +82,9 @@ def test_every_schedule_trains_each_trajectory_once_within_its_lag(schedule, obj
     if objective == "opd":  # a random policy earns no reward, so that GRPO's groups are uniform and it stays as it is
         assert len({u.policy_hash for u in updates}) == 3, "the policy did not change at every update"
     groups = [group for u in updates for group in u.groups]
-    assert len(set(groups)) == len(groups) == 3 * 4
+    assert len(set(groups)) == len(groups) == 3 * 2
     trained = [r for r in run.read(TrajectoryRecord) if r.key.split("/trajectory=")[0] in groups]
-    assert len({r.key for r in trained}) == len(trained) == 3 * 16
+    assert len({r.key for r in trained}) == len(trained) == 3 * 8
     lags = {(u.lag_min, u.lag_max) for u in updates}
     if schedule in ("sync", "thundersync"):
         assert lags == {(0, 0)}
@@ -93,7 +114,7 @@ def test_an_engine_too_far_from_the_learner_ends_the_run(session, tmp_path):
 @pytest.mark.parametrize("objective", ["dr_grpo", "rloo", "reinforce"])
 @pytest.mark.parametrize("schedule", ["sync", "thundersync"])
 def test_the_other_objectives_train(schedule, objective, session, tmp_path):
-    sizes = [f"batch.{objective}.prompts=4", "scale.max_updates=2"]
+    sizes = [f"batch.{objective}.prompts=2", "scale.max_updates=2"]
     run = RunDirectory(
         train(configuration(tmp_path, "run", f"schedule={schedule}", f"objective={objective}", *sizes), session)
     )
@@ -105,12 +126,16 @@ def test_the_other_objectives_train(schedule, objective, session, tmp_path):
 def test_a_run_that_ended_is_left_alone(session, tmp_path):
     config = configuration(tmp_path, "run", "scale.max_updates=1")
     before = RunDirectory(train(config, session)).read(UpdateRecord)
-    assert RunDirectory(train(config, session)).read(UpdateRecord) == before
+    elsewhere = config.model_copy(update={"cache": f"{config.cache}/../cache"})  # where files lie is no setting
+    assert RunDirectory(train(elsewhere, session)).read(UpdateRecord) == before
+    with pytest.raises(ConfigError, match="another configuration, which differs in seed: give this run another name"):
+        train(config.model_copy(update={"seed": 7}), session)
 
 
 def test_two_learner_ranks_publish_the_policies_of_one(session, tmp_path):
     """With exact sums to the bit, BF16 moments included: each element rounds alike in whichever shard it lies."""
     settings = ["schedule=thundersync", "objective=opd", "objective.sums=exact", "optimizer.moments=bf16"]
+    settings += ["batch.opd.prompts=4"]
     one = RunDirectory(train(configuration(tmp_path, "one", *settings), session))
     two = configuration(tmp_path, "two", *settings, "scale.learner_ranks=2", "scale.devices=3")
     two = RunDirectory(train(two, session))
@@ -143,7 +168,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(session, tmp_path, lora):
 
     With adapters also that replicas, served the merged weights, compute what the learner computes.
     """
-    settings = ["schedule=sync", "objective=opd", "scale.max_updates=6", f"model.lora={lora}"]
+    settings = ["schedule=sync", "objective=opd", "scale.max_updates=5", f"model.lora={lora}"]
     whole = RunDirectory(train(configuration(tmp_path, "whole", *settings), session))
     config = configuration(tmp_path, "parts", *settings)
     interrupt_after(tmp_path / "parts" / "updates.jsonl", 2)
@@ -151,12 +176,12 @@ def test_an_interrupted_run_goes_on_bit_for_bit(session, tmp_path, lora):
         train(config, session)
     parts = RunDirectory(tmp_path / "parts")
     stopped = len(parts.read(UpdateRecord))
-    assert 2 <= stopped < 6 and parts.read(CheckpointRecord)[-1].reason == "interrupt"
+    assert 2 <= stopped < 5 and parts.read(CheckpointRecord)[-1].reason == "interrupt"
     train(config, session)
     first, second = whole.read(UpdateRecord), parts.read(UpdateRecord)
-    assert [u.update for u in second] == list(range(6))
+    assert [u.update for u in second] == list(range(5))
     assert [u.groups for u in first] == [u.groups for u in second]
-    assert len({u.policy_hash for u in first}) == 6
+    assert len({u.policy_hash for u in first}) == 5
     assert [u.policy_hash for u in first] == [u.policy_hash for u in second]
     assert [u.tokens for u in first] == [u.tokens for u in second]
     assert all(a.published_at < b.published_at for a, b in zip(second, second[1:], strict=False))
@@ -169,7 +194,7 @@ def test_another_configuration_does_not_resume_a_run(session, tmp_path):
     interrupt_after(tmp_path / "run" / "updates.jsonl", 1)
     with pytest.raises(Interrupted):
         train(configuration(tmp_path, "run", "scale.max_updates=50"), session)
-    with pytest.raises(ConfigError, match="holds a run of another configuration"):
+    with pytest.raises(ConfigError, match="another configuration, which differs in optimizer.learning_rate"):
         train(configuration(tmp_path, "run", "scale.max_updates=50", "optimizer.learning_rate=1e-3"), session)
 
 

@@ -6,6 +6,7 @@
 """
 
 import asyncio
+import re
 
 import numpy as np
 import pytest
@@ -58,12 +59,19 @@ def test_actions_have_the_length_that_was_asked_for_and_differ():
     ids = [script.action_ids(chat, SourceKey(0, 0, i, t)) for i in range(3) for t in range(2)]
     assert {len(one) for one in ids} == {30} and len({one.tobytes() for one in ids}) == 6
     assert ids[0].tolist() == script.action_ids(chat, SourceKey(0, 0, 0, 0)).tolist()
-    assert "; printf %020d 0\n" in chat.text(ids[0])
+    assert re.fullmatch(r"```\nprintf %020d [1-9]+\n```", chat.text(ids[0]))  # no leading zero: it would be octal
     assert chat.text(script.action_ids(chat, SourceKey(0, 0, 0, 2))) == "```\nsubmit\n```"
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"turns": 0}, {"turns": 2, "spread": -1}, {"turns": 2, "tokens": 3}, {"turns": 2, "observation": -1}]
+    "wrong",
+    [
+        {"turns": 0},
+        {"turns": 2, "spread": -1},
+        {"turns": 2, "tokens": 3},
+        {"turns": 2, "observation": -1},
+        {"turns": 2, "observation": 40, "tokens": 33},
+    ],
 )
 def test_settings_that_mean_nothing_are_refused(wrong):
     with pytest.raises(ValueError, match=f"script.{[*wrong][-1]} is"):
@@ -82,7 +90,11 @@ def test_a_replica_follows_the_script():
         while len(finished) < 2:
             event = await replica.next_event()
             finished += [event.trajectory] if isinstance(event, RewardReady) else []
+        waiting = asyncio.ensure_future(replica.next_event())
+        await asyncio.sleep(0)
         await replica.close()
+        with pytest.raises(RuntimeError, match="the replica was closed"):  # or the call would keep the replica alive
+            await waiting
         return finished
 
     trajectories = asyncio.run(main())

@@ -16,6 +16,7 @@ os.sched_setaffinity(0, {int(sys.argv[1])})
 import numpy
 a, count = numpy.ones((256, 256), numpy.float32), 0
 a @ a
+print("ready", flush=True)
 sys.stdin.readline()  # both start together
 end = time.perf_counter() + float(sys.argv[2])
 while time.perf_counter() < end:
@@ -40,6 +41,8 @@ def _counts(cores, seconds: float) -> list[int]:
     running = [
         subprocess.Popen([sys.executable, "-I", "-c", _SPIN, str(core), str(seconds)], **pipes) for core in cores
     ]
+    for process in running:
+        process.stdout.readline()  # it is ready: its imports are over
     for process in running:
         process.stdin.write("go\n")
         process.stdin.flush()

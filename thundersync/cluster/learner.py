@@ -104,12 +104,14 @@ class LearnerProcess:
 
     def save(self, policy: Path, state: Path) -> None:
         """Exports the policy with its tokenizer, and everything that a resumed run needs; called on all ranks."""
+        self._rank.ranks.together(lambda: self._export(policy) if self._rank.rank == 0 else None)
+        self._rank.save(state)
+
+    def _export(self, policy: Path) -> None:
         from transformers import AutoTokenizer
 
-        if self._rank.rank == 0:
-            self._rank.export(policy)
-            AutoTokenizer.from_pretrained(str(self._policy)).save_pretrained(str(policy))
-        self._rank.save(state)
+        self._rank.export(policy)
+        AutoTokenizer.from_pretrained(str(self._policy)).save_pretrained(str(policy))
 
 
 LearnerActor = ray.remote(num_cpus=0)(LearnerProcess)

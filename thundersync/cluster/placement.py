@@ -6,7 +6,12 @@ Two processes pinned apart do not slow each other, so that the overlap of rollou
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +49,22 @@ def place(learner_ranks: int = 1) -> Placement:
     return Placement(rollout_cores=(cores[0],), learner_cores=tuple(cores[1 : 1 + learner_ranks]))
 
 
-def pin(cores: tuple[int, ...]) -> None:
-    """Pins this process and all its threads to come; the session's environment keeps libraries to one thread."""
-    os.sched_setaffinity(0, cores)
+def pin(cores: tuple[int, ...], process: int | None = None) -> None:
+    """Pins all threads of this process, or of the one of that number; what they start inherits it."""
+    for thread in Path(f"/proc/{process or os.getpid()}/task").iterdir():
+        with suppress(ProcessLookupError):  # it ended meanwhile
+            os.sched_setaffinity(int(thread.name), cores)
+
+
+def descendants() -> set[psutil.Process]:
+    """All processes that this one has started, and theirs."""
+    return set(psutil.Process().children(recursive=True))
+
+
+def pin_unpinned(processes: Iterable[psutil.Process], cores: tuple[int, ...]) -> None:
+    """Pins those that may use as many cores as this process: the others have pinned themselves."""
+    anywhere = os.sched_getaffinity(0)
+    for process in processes:
+        with suppress(ProcessLookupError, FileNotFoundError):
+            if os.sched_getaffinity(process.pid) == anywhere:
+                pin(cores, process.pid)

@@ -13,7 +13,7 @@ import ray
 
 from thundersync.cluster.independence import core_independence
 from thundersync.cluster.peak import core_peak
-from thundersync.cluster.placement import Placement, place
+from thundersync.cluster.placement import Placement, descendants, pin, pin_unpinned, place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +47,7 @@ def open_session(replicas: int, learner_ranks: int = 1) -> Iterator[Session]:
     if shortage := placement.shortage(learner_ranks):
         print(f"note: {shortage}; they work, but not faster than one", file=sys.stderr)
     independence = core_independence(placement)
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, placement.rollout_cores)  # Ray's own processes inherit it: the learner's core stays free
+    before, others = os.sched_getaffinity(0), descendants()
     ray.init(
         num_cpus=placement.devices(learner_ranks),
         namespace="thundersync",
@@ -70,8 +69,10 @@ def open_session(replicas: int, learner_ranks: int = 1) -> Iterator[Session]:
             evaluator=RolloutReplicaActor.remote(placement.of_rank(0)),
         )
         actors = [*session.evaluators, *session.learners, session.teacher]
-        ray.get([actor.__ray_ready__.remote() for actor in actors])
+        ray.get([actor.__ray_ready__.remote() for actor in actors])  # on all cores: their imports take seconds each
+        pin_unpinned(descendants() - others, placement.rollout_cores)  # Ray's own, and workers that it keeps in reserve
+        pin(placement.rollout_cores)
         yield session
     finally:
         ray.shutdown()
-        os.sched_setaffinity(0, before)
+        pin(tuple(before))

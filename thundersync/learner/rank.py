@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -170,9 +170,7 @@ class LearnerRank:
         any order. Raises ValueError, before any work, when a registered trajectory is missing or came twice.
         """
         gathered = gather_turns(events) if self.objective.source == "turn" else gather_trajectories(events)
-        for key in gathered:
-            self._ledger.close(key)
-        self._ledger.require_complete()
+        self.ranks.together(lambda: self._close_all(gathered))
         batch_rewards = self._over_ranks([gathered[key].reward for key in sorted(gathered)])
         receipts = []
         for group in sorted(self._sizes):
@@ -185,6 +183,11 @@ class LearnerRank:
             ready = max(member.ready_at for member in members)
             receipts.append(self._receipt(group, "direct", ready, started, tokens))
         return receipts
+
+    def _close_all(self, keys: Iterable[TrajectoryKey]) -> None:
+        for key in keys:
+            self._ledger.close(key)
+        self._ledger.require_complete()
 
     def step(self) -> StepReport:
         """Adds up over the ranks, divides, clips, one optimizer step.

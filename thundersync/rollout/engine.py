@@ -68,8 +68,6 @@ class EngineCounters:
     """Prompt and observation tokens that were computed."""
     prefix_hit_tokens: int = 0
     """Prompt and observation tokens that came from the prefix cache instead."""
-    recomputed_tokens: int = 0
-    """Tokens recomputed because the weights changed while their sequence was in flight."""
     steps: int = 0
 
 

@@ -131,18 +131,15 @@ class Replica:
     def counters(self) -> EngineCounters:
         return self.engine.counters
 
-    @property
-    def open_trajectories(self) -> int:
-        """Trajectories admitted by `start` and not finished."""
-        return len(self._tasks)
-
     async def close(self) -> None:
-        """Cancels what is in flight and closes its sandboxes."""
+        """Cancels what is in flight and closes its sandboxes. Whoever waits for an event gets an error."""
         tasks = [*self._tasks, *([self._pump] if self._pump else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._tasks.clear()
+        # Or the last call for events would wait for ever, and keep engine and caches alive with it.
+        self._events.put_nowait(RuntimeError("the replica was closed"))
 
     # ---- inside
 

@@ -132,7 +132,6 @@ class TransformersEngine:
                 parameter.copy_(state_dict[name])
         self.version = version
         for sequence in self._active():
-            self.counters.recomputed_tokens += sequence.computed
             sequence.computed = 0
 
     def clear_caches(self) -> None:

@@ -64,8 +64,6 @@ class ModelPaths:
 
     student: Path
     teacher: Path
-    digest: str
-    """SHA-256 of everything that the warm start was made from."""
     tokenizer_digest: str
     """SHA-256 of the tokenizer's serialised form."""
 
@@ -100,7 +98,6 @@ def build_models(
     return ModelPaths(
         student=_student(directory, intermediate, seed),
         teacher=directory / "teacher",
-        digest=digest,
         tokenizer_digest=hashlib.sha256(tokenizer.encode()).hexdigest(),
     )
 
