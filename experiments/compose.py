@@ -10,7 +10,7 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from thundersync.config import ConfigError, RunConfig, parse_config
+from thundersync.config import ConfigError, RunConfig, parse_config, settings_of
 
 CONF = Path(__file__).resolve().parent / "conf"
 GROUPS = ("schedule", "objective", "workload", "model", "scale")
@@ -25,29 +25,36 @@ def run_config(values: DictConfig) -> RunConfig:
 
 def compose_run(overrides: Sequence[str]) -> RunConfig:
     """The configuration that `python -m experiments.train OVERRIDES` would run. Raises ConfigError."""
-    check_overrides(overrides)
+    accepted = checked_overrides(overrides)
     with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-        return run_config(compose("config", overrides=list(overrides)))
+        return run_config(compose("config", overrides=accepted))
 
 
-def check_overrides(overrides: Sequence[str]) -> None:
-    """Raises ConfigError for an unknown key or group choice, with the valid ones, before Hydra gets to see it."""
-    plain = [o for o in overrides if not o.startswith(("-", "hydra", "+", "~")) and "=" in o]
-    settings = dict(override.split("=", 1) for override in plain)
+def checked_overrides(overrides: Sequence[str]) -> list[str]:
+    """The overrides as Hydra takes them: a setting that no file of conf/ writes down is one to add for Hydra.
+
+    Raises ConfigError for an unknown key or group choice, with the valid ones.
+    """
+    plain = {o: o.split("=", 1) for o in overrides if not o.startswith(("-", "hydra", "+", "~")) and "=" in o}
     chosen = []
-    for group in [key for key in settings if key in GROUPS]:
+    for group, value in plain.values():
+        if group not in GROUPS:
+            continue
         choices = sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-        named = settings[group].split(",")
+        named = value.split(",")
         if unknown := [choice for choice in named if choice not in choices]:
             raise ConfigError(f"unknown {group} {unknown[0]!r}; valid: {', '.join(choices)}")
         chosen.append(f"{group}={named[0]}")
     with initialize_config_dir(config_dir=str(CONF), version_base="1.3"):
-        known = _flat(OmegaConf.to_container(compose("config", overrides=chosen), resolve=False))
-    for key in settings:
+        written = _flat(OmegaConf.to_container(compose("config", overrides=chosen), resolve=False))
+    # What a schedule, an objective or a model can be told is written in its own file.
+    known = {*written, *(name for name in settings_of(RunConfig) if name.split(".")[0] not in GROUPS[:-1])}
+    for key, _ in plain.values():
         if key not in GROUPS and key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise ConfigError(f"unknown setting {key}{hint}; valid: {', '.join((*GROUPS, *sorted(known)))}")
+    return [o if o not in plain or plain[o][0] in (*GROUPS, *written) else f"++{o}" for o in overrides]
 
 
 def fail(error: Exception) -> None:

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import hydra
 from omegaconf import DictConfig
 
-from experiments.compose import check_overrides, fail, run_config
+from experiments.compose import checked_overrides, fail, run_config
 from thundersync.cluster.session import open_session
 from thundersync.config import ConfigError
 from thundersync.trainer import Interrupted, require_available, train
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
             fail(error)
 
     try:
-        check_overrides(arguments)
+        sys.argv[1:] = checked_overrides(arguments)
     except ConfigError as error:
         fail(error)
     with sessions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -30,7 +30,7 @@ class ScheduleConfig(Part):
     lag_bound: Annotated[int, Field(ge=0)] = 2
     """Fully Async: greatest policy lag, in versions, of a token at training."""
     open_groups: Count | None = None
-    """ThunderSync: the cap k of Appendix D.3 on groups that hold statistics at once; null is unbounded."""
+    """ThunderSync: the cap k of Appendix D.3 on groups that hold statistics at once on a rank; null is unbounded."""
     waiting_rewards: Count = 1
     """Release `content`: the cap u on gradients that are held until their reward comes."""
     graph_bytes: Count | None = None
@@ -211,6 +211,25 @@ def parse_config(values: Mapping[str, Any]) -> RunConfig:
         raise ConfigError("\n".join(_explain(fault) for fault in error.errors())) from None
 
 
+def settings_of(part: type, prefix: str = "") -> list[str]:
+    """The dotted names of all settings of a part of the configuration, those of its own parts included."""
+    names = []
+    for name in _fields_of(part):
+        names.append(f"{prefix}{name}")
+        names += settings_of(_part_at(part, name), f"{prefix}{name}.")
+    return names
+
+
+def _fields_of(part: Any) -> list[str]:
+    return sorted(getattr(part, "model_fields", None) or getattr(part, "__dataclass_fields__", ()))
+
+
+def _part_at(part: Any, name: str) -> Any:
+    """The type of a field; of one that may be null, the type that it has otherwise."""
+    field = part.model_fields[name].annotation if hasattr(part, "model_fields") else get_type_hints(part)[name]
+    return next((one for one in get_args(field) if one is not type(None)), field)
+
+
 def _explain(fault: Mapping[str, Any]) -> str:
     where = ".".join(str(part) for part in fault["loc"])
     if fault["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
@@ -220,8 +239,7 @@ def _explain(fault: Mapping[str, Any]) -> str:
 
 
 def _fields_at(path: tuple[Any, ...]) -> list[str]:
-    model: Any = RunConfig
-    for part in path:
-        model = model.model_fields[part].annotation
-        model = next((one for one in get_args(model) if one is not type(None)), model)  # a part that may be null
-    return sorted(model.model_fields) if hasattr(model, "model_fields") else sorted(model.__dataclass_fields__)
+    part: Any = RunConfig
+    for name in path:
+        part = _part_at(part, name)
+    return _fields_of(part)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +24,7 @@ from thundersync.cluster.session import Session
 from thundersync.cluster.specs import LearnerSpec, ReplicaSpec, Seat, WorkloadSpec
 from thundersync.config import ConfigError, RunConfig
 from thundersync.controller import ControllerActor, Progress
-from thundersync.environments import Workload, load_workload
+from thundersync.environments import SandboxMissing, Workload, load_workload, require_sandbox
 from thundersync.records import CheckpointRecord, RunDirectory, digest_of, run_record
 from thundersync.sampler import TaskSampler
 from thundersync.splits import list_digest
@@ -56,6 +56,9 @@ def train(config: RunConfig, session: Session, *, commit: str | None = None, mod
     """
     require_available(config)
     directory = RunDirectory(Path(config.runs) / config.name)
+    begun = (directory.path / "run.json").exists()
+    if begun:
+        _require_same_settings(directory, config)
     if directory.ended:
         return directory.path
     began = time.monotonic()
@@ -68,12 +71,9 @@ def train(config: RunConfig, session: Session, *, commit: str | None = None, mod
         demonstrated_tasks=config.model.demonstrated_tasks,
         intermediate=config.model.intermediate,
     )
-    if (directory.path / "run.json").exists():
-        start = _resume(directory, config, models)
-    else:
-        start = Start(policy=models.student)
+    start = _resume(directory, models) if begun else Start(policy=models.student)
     policy_hash = _configure(config, session, models, start)
-    if start.update == 0 and not (directory.path / "run.json").exists():
+    if not begun:
         record = _run_record(config, session, workload, models, policy_hash, time.monotonic() - began, commit)
         RunDirectory.create(directory.path, record)
     sampler = TaskSampler(
@@ -100,12 +100,18 @@ def train(config: RunConfig, session: Session, *, commit: str | None = None, mod
 
 def require_available(config: RunConfig) -> None:
     """Raises ConfigError naming everything that this configuration needs and this machine lacks."""
+    import importlib.util
+
+    if config.mirror == "wandb" and importlib.util.find_spec("wandb") is None:
+        raise ConfigError("mirror=wandb needs the package wandb (pip install wandb); mirror=tensorboard is installed")
     if config.scale.name != "paper":
         if config.model.name != "embedded":
             raise ConfigError(f"model {config.model.name} needs scale=paper; scale={config.scale.name} takes embedded")
+        try:
+            require_sandbox()
+        except SandboxMissing as error:
+            raise ConfigError(str(error)) from None
         return
-    import importlib.util
-
     import torch
 
     lacking = []
@@ -200,14 +206,29 @@ def _run_record(config, session, workload, models, policy_hash, seconds, commit)
     )
 
 
-def _resume(directory: RunDirectory, config: RunConfig, models: ModelPaths) -> Start:
-    """The last checkpoint whose learner state is there; later records are set aside. Refuses another configuration."""
-    directory.repair()
-    if (found := directory.run().settings_digest) != digest_of(config.model_dump(mode="json")):
+def _require_same_settings(directory: RunDirectory, config: RunConfig) -> None:
+    """Raises ConfigError, naming the settings, for a run of another configuration; where files lie does not count."""
+    found, wanted = (_flat(one) for one in (directory.run().config, config.model_dump(mode="json")))
+    differ = sorted(key for key in found.keys() | wanted.keys() if found.get(key) != wanted.get(key))
+    differ = [key for key in differ if key not in ("runs", "cache", "mirror")]
+    if differ:
         raise ConfigError(
-            f"{directory.path} holds a run of another configuration (settings digest {found[:12]}): "
+            f"{directory.path} holds a run of another configuration, which differs in {', '.join(differ)}: "
             "give this run another name, or move that directory away"
         )
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted key -> value."""
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _resume(directory: RunDirectory, models: ModelPaths) -> Start:
+    """The last checkpoint whose learner state is there; later records are set aside."""
+    directory.repair()
     for checkpoint in reversed(directory.read_if_any(CheckpointRecord)):
         state = directory.path / "state" / f"update-{checkpoint.update:05d}"
         if checkpoint.update > 0 and state.exists():

@@ -1,12 +1,13 @@
 """The job that all peers get: the same random policy, the same prompts, rewards that alternate, nothing to execute.
 
-Rewards alternate between 0 and 1 in the order of grading, so that no group is uniform and no trainer can leave its
-gradient out; what is learned is noise, and only time is measured.
+Rewards alternate between 0 and 1 within each prompt, so that no group is uniform and no trainer can leave its gradient
+out; what is learned is noise, and only time is measured.
 """
 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,10 +69,10 @@ class _Alternating:
 @dataclass(slots=True)
 class _Sentences:
     tasks: tuple[Task, ...]
-    rewards: itertools.cycle
+    rewards: dict[str, itertools.cycle]
 
     async def open(self, task_id: str) -> _Alternating:
-        return _Alternating(self.rewards)
+        return _Alternating(self.rewards[task_id])
 
     def reference_commands(self, task_id: str) -> list[str]:
         return []
@@ -80,5 +81,5 @@ class _Sentences:
 def build(root: Path, seed: int) -> Workload:
     """The workload `experiments.peers.job:build`: no sandbox, for there is nothing to execute."""
     tasks = tuple(Task(task_id=f"job-{i}", split_group=str(i), instruction=text) for i, text in enumerate(SENTENCES))
-    source = _Sentences(tasks, itertools.cycle((0.0, 1.0)))
+    source = _Sentences(tasks, defaultdict(lambda: itertools.cycle((0.0, 1.0))))
     return Workload(name="peers", training=tasks[:-1], heldout=tasks[-1:], source=source)

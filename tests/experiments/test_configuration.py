@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments.compose import CONF, check_overrides, compose_run
+from experiments.compose import CONF, checked_overrides, compose_run
 from experiments.matched_performance import plan
 from thundersync.config import ConfigError, parse_config
+from thundersync.environments import SandboxMissing
 from thundersync.objectives import GRPO, OPD, REINFORCE, RLOO, DrGRPO
 from thundersync.trainer import require_available
 
@@ -73,7 +74,26 @@ def test_the_paper_scale_is_tables_5_and_6():
 )
 def test_unknown_names_list_the_valid_ones(override, message):
     with pytest.raises(ConfigError, match=message):
-        check_overrides([override])
+        checked_overrides([override])
+
+
+def test_settings_that_no_file_writes_down_can_be_given():
+    given = ["generation.temperature=0.5", "scale.learner_timeout_s=9", "optimizer.betas=[0.5,0.9]", "seed=4"]
+    config = compose_run(given)
+    assert (config.generation.temperature, config.scale.learner_timeout_s) == (0.5, 9)
+    assert config.optimizer.betas == (0.5, 0.9) and config.seed == 4
+    assert checked_overrides([*given, "-m"]) == [*(f"++{one}" for one in given[:3]), "seed=4", "-m"]
+
+
+def test_what_is_missing_is_said_before_a_session_starts(monkeypatch):
+    def missing():
+        raise SandboxMissing("bubblewrap is not installed: apt-get install bubblewrap")
+
+    monkeypatch.setattr("thundersync.trainer.require_sandbox", missing)
+    with pytest.raises(ConfigError, match="bubblewrap is not installed"):
+        require_available(compose_run([]))
+    with pytest.raises(ConfigError, match="mirror=wandb needs the package wandb"):
+        require_available(compose_run(["mirror=wandb"]))
 
 
 def test_each_objective_is_built_from_its_settings():
