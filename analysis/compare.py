@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis import efficiency, time_axis
+from analysis import efficiency, time_axis, window
 from analysis.campaign import SCHEDULES, Cell, ScoreTasks, scored_checkpoints
 from analysis.time_axis import StepCurve
 from thundersync.records import RecordError, outcomes
@@ -69,31 +69,26 @@ class Comparison:
 
 
 def compare(cell: Cell, *, score: ScoreTasks, resampling: Resampling, warmup: int | None = None) -> Comparison:
-    """`warmup` None takes `efficiency.default_warmup`. Raises ValueError where a run is too short for the window."""
+    """`warmup` None takes what `window.choose` does. Raises ValueError where a run is too short for the window."""
     record = cell.reference.record
     budget, target = record.budget_seconds, cell.target.target
     target_B = target_replicates(cell, score, resampling)
-    by_name = {run.name: run.updates for runs in cell.runs.values() for run in runs}
-    warmup = efficiency.default_warmup(by_name) if warmup is None else warmup
-    size = efficiency.window_size(by_name, warmup)
-    windows = {
-        schedule: [efficiency.window(run.updates, warmup=warmup, size=size) for run in runs]
-        for schedule, runs in cell.runs.items()
-    }
+    chosen = window.choose({run.name: run for runs in cell.runs.values() for run in runs}, warmup=warmup)
+    windows = {schedule: [chosen.of(run) for run in runs] for schedule, runs in cell.runs.items()}
     points = {s: [scored_checkpoints(run, cell.attempts, score) for run in cell.runs[s]] for s in SCHEDULES}
     curves = {s: time_axis.step_curve(points[s]) for s in SCHEDULES}
     percent_BT = {s: time_axis.replicates(points[s], resampling.tasks_BM, resampling.runs_BR) for s in SCHEDULES}
     at_budget = {s: _at_budget(curves[s], percent_BT[s], budget) for s in SCHEDULES}
     to_target = {s: _to_target(curves[s], percent_BT[s], target, target_B, budget) for s in SCHEDULES}
-    phases = tuple(efficiency.sync_phases(window) for window in windows["sync"])
+    phases = tuple(efficiency.sync_phases(updates) for updates in windows["sync"])
     return Comparison(
         cell=cell,
         budget_seconds=budget,
         devices=record.devices,
         price_usd_per_device_hour=record.price_usd_per_device_hour,
         target=target,
-        window=size,
-        warmup=warmup,
+        window=chosen.size,
+        warmup=chosen.warmup,
         bound=efficiency.over_seeds([p.bound for p in phases]),
         phases=phases,
         time_ratio=ratio(to_target["sync"], to_target["thundersync"]),

@@ -32,25 +32,6 @@ def default_warmup(runs: Mapping[str, Sequence[UpdateRecord]]) -> int:
     return min(WARMUP, min(len(updates) for updates in runs.values()) // 4)
 
 
-def window_size(runs: Mapping[str, Sequence[UpdateRecord]], warmup: int) -> int:
-    """Completed updates after warm-up that all runs have: Equation 12 compares equal numbers of updates.
-
-    Raises ValueError naming the shortest run when nothing is left.
-    """
-    name = min(runs, key=lambda name: len(runs[name]))
-    size = len(runs[name]) - warmup
-    if size < 1:
-        raise ValueError(
-            f"{name} has {len(runs[name])} updates, none after the {warmup} of warm-up: lower --warmup or train longer"
-        )
-    return size
-
-
-def window(updates: Sequence[UpdateRecord], *, warmup: int, size: int) -> Sequence[UpdateRecord]:
-    """Updates warmup + 1 to warmup + size, counting from one (the paper: 5 to 40)."""
-    return updates[warmup : warmup + size]
-
-
 def mean_step_seconds(updates: Sequence[UpdateRecord]) -> float:
     """Mean complete update wall time. A checkpoint saved between two updates is not part of either."""
     return statistics.fmean(update.step_seconds for update in updates)

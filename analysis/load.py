@@ -17,7 +17,6 @@ from thundersync.records import (
     SourceRecord,
     TrajectoryRecord,
     UpdateRecord,
-    parse_key,
 )
 from thundersync.records.schemas import Record
 
@@ -87,18 +86,6 @@ def updates_frame(run: Run) -> pd.DataFrame:
     frame = _frame(run.updates)
     frame["step_seconds"] = [u.step_seconds for u in run.updates]
     frame["mean_reward"] = [u.reward.value for u in run.updates]
-    return frame
-
-
-def checkpoints_frame(run: Run) -> pd.DataFrame:
-    return _frame(run.checkpoints)
-
-
-def trajectories_frame(run: Run) -> pd.DataFrame:
-    """One row per trajectory, its key split into `drawn_update`, `group` and `trajectory`."""
-    records = RunDirectory(run.path).read(TrajectoryRecord)
-    frame = _frame(records)
-    frame[["drawn_update", "group", "trajectory"]] = [list(parse_key(r.key)) for r in records]
     return frame
 
 

@@ -18,6 +18,7 @@ from analysis.load import Run, RunDetails
 from thundersync.learner.flop_ledger import Lora
 from thundersync.learner.flop_passes import Spoken, Work, direct, streamed
 from thundersync.learner.flop_shapes import Shape, shape_of
+from thundersync.learner.settings import PAPER_TARGETS
 from thundersync.records import Mean, RecordError, RunRecord, SourceRecord, TrajectoryRecord, UpdateRecord, parse_key
 
 
@@ -48,11 +49,26 @@ def peak_of(record: RunRecord, measure: Callable[[], float]) -> Peak:
 
 
 def policy_shape(run: Run) -> Shape:
-    """Of the policy that the run trains, from the configuration beside its first checkpoint."""
+    """Of the policy that the run trains."""
+    return shape_of(SimpleNamespace(**_policy_config(run)))
+
+
+def adapters(run: Run) -> Lora | None:
+    """The adapters that the run trains; None where it trains all weights."""
+    lora = run.record.config.get("model", {}).get("lora")
+    if lora is None:
+        return None
+    return Lora(
+        rank=lora["rank"], targets=frozenset(lora["targets"] or PAPER_TARGETS[_policy_config(run)["model_type"]])
+    )
+
+
+def _policy_config(run: Run) -> dict:
+    """The configuration beside the run's first checkpoint. Raises RecordError where it is missing."""
     path = run.path / run.checkpoints[0].path / "config.json"
     if not path.exists():
         raise RecordError(f"{path} is missing: without the policy's configuration its FLOPs are unknown")
-    return shape_of(SimpleNamespace(**json.loads(path.read_text(encoding="utf-8"))))
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def learner_work(
@@ -79,7 +95,8 @@ def active_mfu(run: Run, work: dict[int, Work], updates: Sequence[UpdateRecord],
 
 
 def learner_devices(run: Run) -> int:
-    return run.record.config["scale"].get("learner_ranks", 1)
+    """One for each learner rank, as long as they have one each beside rollout."""
+    return min(run.record.config["scale"].get("learner_ranks", 1), run.record.devices - 1)
 
 
 def _group(key: str) -> str:

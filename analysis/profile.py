@@ -63,7 +63,7 @@ def parts(u: UpdateRecord) -> dict[str, float]:
 def profile(run: Run, window: Window, peak: mfu.Peak) -> Profile:
     updates = tuple(window.of(run))
     details, shape = load_details(run), mfu.policy_shape(run)
-    work = mfu.learner_work(run, details, run.updates, shape)
+    work = mfu.learner_work(run, details, run.updates, shape, mfu.adapters(run))
     memories = [u.peak_memory for u in updates]
     return Profile(
         run=run,

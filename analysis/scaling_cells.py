@@ -18,13 +18,14 @@ import numpy as np
 import pandas as pd
 
 from analysis.scaling_plan import CAPACITY, GROUP, Cell
-from thundersync.records import RunDirectory, TrajectoryRecord, UpdateRecord, parse_key
+from thundersync.records import RunDirectory, TrajectoryRecord, UpdateRecord
 from thundersync.scaling import release_laws
 from thundersync.scaling.replay import law_error, replay, stages
 from thundersync.scaling.run_records import read_run_trace
 from thundersync.scaling.tail import grid
 from thundersync.scaling.trace import WHOLE, Trace
 from thundersync.scaling.waves import predicted_speedup
+from thundersync.slots import stays
 
 GAMMAS = np.arange(0, 8.001, 0.05)
 """Service exponents that are tried."""
@@ -37,17 +38,17 @@ def missing(root: Path, cells: Iterable[Cell]) -> list[str]:
     return [c.name for c in cells if not all(RunDirectory(root / c.name / leg).ended for leg in LEGS[:2])]
 
 
-def measured_rows(root: Path, cells: Sequence[Cell], warmup: int) -> pd.DataFrame:
+def measured_rows(root: Path, cells: Sequence[Cell]) -> pd.DataFrame:
     """One row per complete cell, without the laws' prediction. Raises RecordError for damaged records."""
     absent = set(missing(root, cells))
-    return pd.DataFrame([_row(root / c.name, c, warmup) for c in cells if c.name not in absent])
+    return pd.DataFrame([_row(root / c.name, c) for c in cells if c.name not in absent])
 
 
-def _row(path: Path, cell: Cell, warmup: int) -> dict:
-    trace = read_run_trace(path / "thundersync", warmup)
-    pair = replay(read_run_trace(path / "sync", warmup), trace)
+def _row(path: Path, cell: Cell) -> dict:
+    trace = read_run_trace(path / "thundersync")
+    pair = replay(read_run_trace(path / "sync"), trace)
     mine, direct = pair.streamed, path / "sync_direct"
-    best = stages(read_run_trace(direct, warmup).steps).measured if RunDirectory(direct).ended else np.nan
+    best = stages(read_run_trace(direct).steps).measured if RunDirectory(direct).ended else np.nan
     waves = max(1.0, cell.batch / CAPACITY)
     return asdict(cell) | {
         "rollout_s": mine.rollout,
@@ -65,7 +66,7 @@ def _row(path: Path, cell: Cell, warmup: int) -> dict:
         "unexplained": pair.unexplained,
         **{f"stretch_{name}": value for name, value in pair.stretch().items()},
         "late_share": late_share(trace),
-        "dispersion": dispersion(path / "thundersync", warmup),
+        "dispersion": dispersion(path / "thundersync"),
     }
 
 
@@ -77,22 +78,11 @@ def late_share(trace: Trace) -> float:
     return sum(late) / sum(job.service for job in jobs)
 
 
-def dispersion(path: Path, warmup: int) -> float:
-    """Standard deviation over mean of trajectory durations, from start in a free slot to reward.
-
-    Slots are given in order of admission: the i-th trajectory starts with the batch while i < Q, afterwards when the
-    (i - Q + 1)-th earliest reward has come.
-    """
+def dispersion(path: Path) -> float:
+    """Standard deviation over mean of trajectory durations, from start in a free slot to reward."""
     directory = RunDirectory(path)
-    trajectories: dict[str, list[TrajectoryRecord]] = {}
-    for record in directory.read(TrajectoryRecord):
-        trajectories.setdefault(record.key.rsplit("/trajectory=")[0], []).append(record)
-    durations: list[float] = []
-    for update in directory.read(UpdateRecord)[warmup:]:
-        members = [r for group in update.groups for r in sorted(trajectories[group], key=lambda r: parse_key(r.key))]
-        ends = sorted(r.reward_at for r in members)
-        starts = [update.started_at] * CAPACITY + ends
-        durations += [record.reward_at - start for record, start in zip(members, starts, strict=False)]
+    found = stays(directory.run(), directory.read(UpdateRecord), directory.read(TrajectoryRecord))
+    durations = [stay.trajectory.reward_at - stay.started_at for stay in found]
     return float(np.std(durations) / np.mean(durations))
 
 

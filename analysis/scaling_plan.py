@@ -19,7 +19,7 @@ GROUP = 2
 """m: trajectories per prompt."""
 SPREAD = 0.5
 """Standard deviation over mean of the number of turns, where it is not what is varied."""
-TURNS, BATCH = 4, 6
+TURNS, BATCH = 3, 4
 """Fixed turns of the batch sweep, fixed batch of the horizon sweep."""
 
 
@@ -58,7 +58,7 @@ class Grid:
     calibration: tuple[tuple[int, int], ...]
     """(B, turns), at every load."""
     updates: int
-    warmup: int
+    """Of each run; the first is no slower than the others in a session that is warm."""
 
     def cells(self) -> list[Cell]:
         """In the order in which they are measured: calibration first, then all cells of one repetition."""
@@ -83,23 +83,21 @@ class Grid:
 
 GRIDS = {
     "embedded": Grid(
-        batches=(4, 6, 8, 12),
-        turns=(2, 3, 5, 8),
-        loads={"grpo": ((480, 40), (1024, 160), (2048, 400)), "opd": ((480, 0), (1024, 120), (2048, 400))},
+        batches=(2, 4, 6, 8),
+        turns=(2, 4, 5, 6),
+        loads={"grpo": ((480, 40), (1536, 320), (3072, 480)), "opd": ((480, 0), (1536, 240), (3072, 360))},
         spreads=(0.0, 0.4, 0.8, 1.2),
         repetitions=2,
-        calibration=((10, 4),),
-        updates=3,
-        warmup=1,
+        calibration=((10, 3),),
+        updates=2,
     ),
     "smoke": Grid(
         batches=(4, 8),
-        turns=(5,),
-        loads={"grpo": ((1024, 160),), "opd": ((1024, 120),)},
+        turns=(2, 4),
+        loads={"grpo": ((1536, 320),), "opd": ((1536, 240),)},
         spreads=(0.8,),
         repetitions=1,
-        calibration=((10, 4),),
+        calibration=((6, 3),),
         updates=2,
-        warmup=1,
     ),
 }

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from analysis.campaign import scored_checkpoints
+from analysis.campaign import ScoreTasks, scored_checkpoints
 from analysis.load import Attempts, load_run
-from thundersync.records import TargetRecord, utc_now, write_json
+from thundersync.records import TargetRecord, read_json, utc_now, write_json
 
 
 def target_path(root: Path, objective: str, workload: str) -> Path:
     return Path(root) / "targets" / f"{objective}-{workload}.json"
 
 
-def write_target(root: Path, objective: str, workload: str, *, pilot: Path) -> TargetRecord:
+def write_target(root: Path, objective: str, workload: str, *, pilot: Path, score: ScoreTasks) -> TargetRecord:
     """Writes the target of an objective and workload from its evaluated pilot; one that stands already is kept.
 
-    Raises Incomplete when the pilot is not evaluated.
+    `score` is pass@3 of each task, as the figures compute it. Raises Incomplete when the pilot is not evaluated.
     """
     path = target_path(root, objective, workload)
+    if path.exists():
+        return read_json(path, TargetRecord)
     run = load_run(pilot)
     attempts = Attempts(p.parent for p in Path(root).glob(f"*-{workload}-*/attempts.jsonl"))
-    scored = scored_checkpoints(run, attempts, lambda outcomes_TA: outcomes_TA.any(axis=1))
+    scored = scored_checkpoints(run, attempts, score)
     warm_start, at_budget = (100 * float(point.score_M.mean()) for point in (scored[0], scored[-1]))
     last = max((c for c in run.checkpoints if c.update == scored[-1].updates), key=lambda c: c.published_at)
     record = TargetRecord(
@@ -34,6 +36,5 @@ def write_target(root: Path, objective: str, workload: str, *, pilot: Path) -> T
         target=(warm_start + at_budget) / 2,
         written_at_utc=utc_now(),
     )
-    if not path.exists():
-        write_json(path, record)
+    write_json(path, record)
     return record

@@ -46,3 +46,8 @@ def per_task(outcomes_TA: np.ndarray, k: int, task_ids: Sequence[str] | None = N
 def pass_at_k(outcomes_TA: np.ndarray, k: int, task_ids: Sequence[str] | None = None) -> float:
     """Percent; each task has equal weight. Raises as `per_task`."""
     return 100 * float(per_task(outcomes_TA, k, task_ids).mean())
+
+
+def pass_at_3(outcomes_TA: np.ndarray) -> np.ndarray:
+    """float64 [T]: what targets and figures are scored by (Equation 13)."""
+    return per_task(outcomes_TA, 3)

@@ -23,7 +23,10 @@ from tqdm import tqdm
 from analysis.load import load_run
 from experiments.compose import compose_run, fail
 from experiments.peers.job import COMPLETION_TOKENS, GENERATIONS, LEARNING_RATE, PROMPTS, make_policy
+from thundersync.cluster.session import Session, open_session
 from thundersync.config import ConfigError
+from thundersync.records import digest_of
+from thundersync.trainer import train
 from thundersync.warm_start import ModelPaths
 
 OURS = ("sync", "thundersync")
@@ -75,11 +78,15 @@ def measure(policy: Path, rounds: int, steps: int) -> list[dict]:
     rows = []
     with tqdm(total=rounds * (1 + len(OURS)), desc="peers", disable=None) as bar:
         for number in range(rounds):
-            for trainer in ("trl", *OURS):
-                taken = trl(policy, steps) if trainer == "trl" else ours(policy, trainer, steps)
-                for seconds, tokens in taken[WARMUP:]:
+            taken = {"trl": trl(policy, steps)}  # without a session, which would leave it one core
+            bar.update()
+            with open_session(replicas=1) as session:
+                for schedule in OURS if number % 2 == 0 else reversed(OURS):
+                    taken[schedule] = ours(policy, schedule, steps, session)
+                    bar.update()
+            for trainer, pairs in taken.items():
+                for seconds, tokens in pairs[WARMUP:]:
                     rows.append({"trainer": trainer, "round": number, "seconds": seconds, "tokens": tokens})
-                bar.update()
     return rows
 
 
@@ -99,11 +106,7 @@ def trl(policy: Path, steps: int) -> list[tuple[float, int]]:
     return list(zip(answer["seconds"], answer["tokens"], strict=False))
 
 
-def ours(policy: Path, schedule: str, steps: int) -> list[tuple[float, int]]:
-    from thundersync.cluster.session import open_session
-    from thundersync.records import digest_of
-    from thundersync.trainer import train
-
+def ours(policy: Path, schedule: str, steps: int, session: Session) -> list[tuple[float, int]]:
     root = policy.parent / "runs"
     shutil.rmtree(root, ignore_errors=True)
     config = compose_run(
@@ -123,10 +126,8 @@ def ours(policy: Path, schedule: str, steps: int) -> list[tuple[float, int]]:
             f"generation.max_generated_tokens={COMPLETION_TOKENS}",
         ]
     )
-    digest = digest_of("peers")
-    models = ModelPaths(student=policy, teacher=policy, digest=digest, tokenizer_digest=digest)
-    with open_session(replicas=1) as session:
-        updates = load_run(train(config, session, models=models)).updates
+    models = ModelPaths(student=policy, teacher=policy, tokenizer_digest=digest_of("peers"))
+    updates = load_run(train(config, session, models=models)).updates
     return [(update.step_seconds, update.tokens.generated) for update in updates]
 
 

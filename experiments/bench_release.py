@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,7 +21,7 @@ from experiments.compose import compose_run
 from paper_figures import common
 from paper_figures.release_report import draw, frame, text
 from thundersync.learner.policy import load_policy
-from thundersync.objectives import OPD
+from thundersync.objectives import GRPO, OPD
 from thundersync.streaming import Continuation, GradientStream
 from thundersync.warm_start import build_models
 
@@ -74,12 +75,13 @@ def measure(model, turns: int, tokens: int, repetitions: int) -> list[dict]:
         for ids, mask in zip(pieces, masks, strict=True)
     ]
     found: dict[str, list[tuple[float, ...]]] = {release: [] for release in RELEASES}
-    peak = {}
+    peak, sums = {}, {}
     for repetition in range(repetitions + 1):
         plain = _seconds(lambda: _plain(model, prompt, torch.cat(pieces), torch.cat(masks)))
         for release in RELEASES:
             if repetition:
-                found[release].append(tuple(seconds / plain for seconds in _run(model, release, prompt, sources)))
+                early, tail, sums[release] = _run(model, release, prompt, sources)
+                found[release].append((early / plain, tail / plain))
             else:  # warms up; counting costs time, so that this one is not timed
                 saved = PeakOfSaved()
                 with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
@@ -94,18 +96,21 @@ def measure(model, turns: int, tokens: int, repetitions: int) -> list[dict]:
             "tail": statistics.median(tail for _, tail in pairs),
             "total": statistics.median(early + tail for early, tail in pairs),
             "peak_graph_bytes": peak[release],
+            "peak_sums_bytes": sums[release],
         }
         for release, pairs in found.items()
     ]
 
 
-def _run(model, release: str, prompt, sources) -> tuple[float, float]:
-    """Seconds before the last turn is ready, and from there to the closed group."""
+def _run(model, release: str, prompt, sources) -> tuple[float, float, int]:
+    """Seconds before the last turn is ready, and from there to the closed group; most bytes of running sums."""
+    if release == "content":
+        return _content(model, prompt, _joined(sources))
     stream = GradientStream(model, OPD())
     stream.open()
     stream.open_group(0, size=1, prompt_ids=prompt)
     steps: list[Callable[[], object]]
-    if release in ("trajectory", "content"):
+    if release == "trajectory":
         early, steps = 0.0, [lambda: stream.add_trajectory(0, 0, _joined(sources))]
     else:
         add = stream.add_turn if release == "turn_eager" else stream.forward_turn
@@ -113,7 +118,19 @@ def _run(model, release: str, prompt, sources) -> tuple[float, float]:
         steps = [lambda: add(0, 0, sources[-1]), lambda: stream.close_trajectory(0, 0)]
     tail = _seconds(lambda: [step() for step in [*steps, lambda: stream.close_group(0)]])
     stream.close()
-    return early, tail
+    return early, tail, stream.memory.peak_sums
+
+
+def _content(model, prompt, source: Continuation) -> tuple[float, float, int]:
+    """Of a trajectory whose gradient waits for its reward; it closes a group of GRPO, its sibling being done."""
+    stream = GradientStream(model, GRPO(prompts=1))
+    stream.open()
+    stream.open_group(0, size=2, prompt_ids=prompt)
+    stream.add_trajectory(0, 0, replace(source, reward=0.0))
+    steps = [lambda: stream.add_content(0, 1, source), lambda: stream.bind_reward(0, 1, 1.0)]
+    tail = _seconds(lambda: [step() for step in [*steps, lambda: stream.close_group(0)]])
+    stream.close()
+    return 0.0, tail, stream.memory.peak_sums
 
 
 def _plain(model, prompt, ids, mask) -> None:

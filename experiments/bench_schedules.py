@@ -3,43 +3,51 @@
 The schedules alternate within one session, on the same prompts, from the same policy, with a learning rate so small
 that the workload stays what it is. R, L and P come from the Sync runs of the same rounds; the speedup stands beside its
 bound (R + L + P) / (max(R, L) + P) (Equation 17). Nothing is asserted: these are measurements.
+
+The workload is balanced by real work: a policy so wide that a gradient costs about what its rollout does, and decode
+slots for a quarter of the batch, so that rollout takes four waves or more.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
 import statistics
 from pathlib import Path
 
-from analysis.efficiency import lag_range, mean_step_seconds, sync_phases, window
+from analysis.efficiency import lag_range, mean_step_seconds, sync_phases
 from analysis.load import load_run
 from experiments.compose import compose_run, fail
+from paper_figures import common
+from paper_figures.schedules_report import draw, frame, text
 from thundersync.cluster.session import open_session
 from thundersync.config import ConfigError
 from thundersync.records import UpdateRecord
 from thundersync.trainer import train
 
 SCHEDULES = ("sync", "thundersync", "async", "fully_async")
+BALANCED = (
+    "model.intermediate=6144",
+    "generation.active_sequences_per_replica=8",
+    "generation.concurrent_episodes_per_replica=8",
+)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--updates", type=int, default=8)
-    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("overrides", nargs="*", help=f"as of experiments.train, after {' '.join(BALANCED)}")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--updates", type=int, default=4)
+    parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--results", type=Path, default=Path("results/bench_schedules"))
     arguments = parser.parse_args()
     try:
         report = measure(arguments)
     except ConfigError as error:
         fail(error)
-    arguments.results.mkdir(parents=True, exist_ok=True)
-    name = f"{report['objective']}-{report['workload']}"
-    (arguments.results / f"{name}.json").write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report, indent=1))
+    results = arguments.results / f"{report['objective']}-{report['workload']}"
+    common.write_results(results, draw(report), frame(report), report, text(report))
+    print(text(report))
 
 
 def measure(arguments: argparse.Namespace) -> dict:
@@ -53,12 +61,11 @@ def measure(arguments: argparse.Namespace) -> dict:
         for round_ in range(arguments.rounds):
             for schedule in SCHEDULES:
                 name = f"round{round_}-{schedule}"
-                config = compose_run([*arguments.overrides, *fixed, f"schedule={schedule}", f"name={name}"])
-                updates = load_run(train(config, session)).updates
-                steps[schedule].append(
-                    window(updates, warmup=arguments.warmup, size=arguments.updates - arguments.warmup)
-                )
+                config = compose_run([*BALANCED, *arguments.overrides, *fixed, f"schedule={schedule}", f"name={name}"])
+                steps[schedule].append(load_run(train(config, session)).updates[arguments.warmup :])
     return reduce(steps) | {
+        "core_independence": session.core_independence,
+        "policy_width": config.model.intermediate,
         "objective": config.objective.name,
         "workload": config.workload.name,
         "trajectories_per_update": config.objective.prompts_per_update * config.objective.trajectories_per_prompt,
@@ -84,6 +91,7 @@ def reduce(steps: dict[str, list[list[UpdateRecord]]]) -> dict:
         speedups = [s / m for s, m in zip(sync, means, strict=True)]
         report["schedules"][schedule] = {
             "step_s": statistics.fmean(means),
+            "step_s_by_round": means,
             "speedup": statistics.fmean(speedups),
             "speedup_by_round": speedups,
             "share_of_bound": statistics.fmean(s / p.bound for s, p in zip(speedups, phases, strict=True)),

@@ -19,7 +19,8 @@ from tqdm import tqdm
 from analysis.campaign import run_name
 from analysis.target import write_target
 from eval.checkpoints import evaluate_run
-from experiments.compose import check_overrides, compose_run, fail
+from eval.passk import pass_at_3
+from experiments.compose import checked_overrides, compose_run, fail
 from thundersync.cluster.session import open_session
 from thundersync.config import ConfigError, RunConfig
 from thundersync.records import Incomplete, RecordError
@@ -57,7 +58,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="42,43,44", help="comma-separated")
     arguments = parser.parse_args()
     try:
-        check_overrides(arguments.overrides)
+        checked_overrides(arguments.overrides)
         configs = plan(arguments.overrides, [int(seed) for seed in arguments.seeds.split(",")])
         require_available(configs[0])
         run_campaign(configs)
@@ -76,7 +77,7 @@ def run_campaign(configs: list[RunConfig]) -> None:
             evaluate_run(path, session, elsewhere=_finished(root))
             tqdm.write(f"trained and evaluated: {path}")
             if config.seed == PILOT_SEED:
-                write_target(root, config.objective.name, config.workload.name, pilot=path)
+                write_target(root, config.objective.name, config.workload.name, pilot=path, score=pass_at_3)
             elif i + 1 == len(configs) or configs[i + 1].seed != config.seed:
                 draw(configs)
 

@@ -23,8 +23,10 @@ from thundersync.config import ConfigError, RunConfig
 from thundersync.rollout.script import TurnScript
 from thundersync.trainer import Interrupted, train
 
-TOKENS = 28
+TOKENS = 20
 """Of an action."""
+RELEASES = {"grpo": "trajectory", "opd": "turn_eager"}
+"""The paper's, whose laws are Equations 22 and 24."""
 CALIBRATION_SEED = 1_000
 """Calibration draws other turns than the cells that are evaluated."""
 OVERRIDES = (
@@ -41,7 +43,7 @@ OVERRIDES = (
     "generation.observation_head=512",
     "generation.observation_tail=512",
     "generation.max_generated_tokens=2048",
-    "generation.max_context_tokens=4096",
+    "generation.max_context_tokens=8192",
     f"objective.trajectories_per_prompt={GROUP}",
 )
 
@@ -57,7 +59,7 @@ def main() -> None:
         measure(root, grid, arguments.cache)
     except (ConfigError, Interrupted) as error:
         fail(error)
-    rows = measured_rows(root, grid.cells(), grid.warmup)
+    rows = measured_rows(root, grid.cells())
     dispersion_sweep(rows).to_csv(root / "dispersion.csv", index=False)
     print(f"{len(rows)} of {len(grid.cells())} cells measured: {root}")
 
@@ -77,7 +79,12 @@ def measure(root: Path, grid: Grid, cache: Path) -> None:
 
 def base(objective: str, grid: Grid, cache: Path) -> RunConfig:
     """What the cells of an objective have in common."""
-    own = (f"objective={objective}", f"scale.max_updates={grid.updates}", f"cache={cache}")
+    own = (
+        f"objective={objective}",
+        f"objective.release={RELEASES[objective]}",
+        f"scale.max_updates={grid.updates}",
+        f"cache={cache}",
+    )
     return compose_run([*OVERRIDES, *own])
 
 

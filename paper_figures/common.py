@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from analysis.campaign import load_cell
 from analysis.compare import Comparison, Estimate, Resampling, compare
 from eval import bootstrap, passk
+from thundersync.records import source_commit
 
 REFERENCE = Path(__file__).resolve().parents[1] / "analysis" / "paper_reference.json"
 REPLICATES = 2000
@@ -50,7 +51,7 @@ def load_one(root: Path, objective: str, workload: str, args: argparse.Namespace
         tasks_BM=bootstrap.weights(tasks, replicates=REPLICATES, seed=BOOTSTRAP_SEED),
         runs_BR=bootstrap.weights(cell.seeds, replicates=REPLICATES, seed=BOOTSTRAP_SEED + 1),
     )
-    return compare(cell, score=lambda outcomes: passk.per_task(outcomes, 3), resampling=resampling, warmup=args.warmup)
+    return compare(cell, score=passk.pass_at_3, resampling=resampling, warmup=args.warmup)
 
 
 def paper_values(reference: dict, comparison: Comparison) -> dict:
@@ -79,13 +80,24 @@ def seeds_sentence(comparisons: Sequence[Comparison]) -> str:
 
 
 def write_results(folder: Path, figure: Figure, data: pd.DataFrame, report: dict, text: str) -> None:
-    """figure.png, figure.pdf, data.csv, report.json and report.md. The reports are refused NaN and infinity."""
+    """figure.png, figure.pdf, data.csv, report.json and report.md. The reports are refused NaN and infinity.
+
+    report.json also names the commit that drew it.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / "figure.png")
     figure.savefig(folder / "figure.pdf", metadata={"CreationDate": None})
     data.to_csv(folder / "data.csv", index=False)
+    report = {"drawn_at_commit": _commit()} | report
     (folder / "report.json").write_text(json.dumps(report, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     (folder / "report.md").write_text(text, encoding="utf-8")
+
+
+def _commit() -> str:
+    try:
+        return source_commit()
+    except ValueError:
+        return "unknown: not a git clone"
 
 
 FIGURE_FILES = "figure.png, figure.pdf, data.csv, report.md, report.json"

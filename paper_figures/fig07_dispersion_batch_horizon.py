@@ -1,7 +1,8 @@
 """Figure 7. (a) Measured speedup against the dispersion of trajectory durations. (b) Predicted speedup at balance
 against trajectories per step and turns per trajectory.
 
-    python -m paper_figures.fig07_dispersion_batch_horizon --sweep runs/scaling/dispersion.csv --results results/fig7
+    python -m paper_figures.fig07_dispersion_batch_horizon --sweep runs/scaling/embedded/dispersion.csv \\
+        --results results/fig7
 
 Panel a needs the dispersion sweep; where there is none, panel b is drawn alone and the reports say what is missing.
 """

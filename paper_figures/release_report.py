@@ -40,13 +40,15 @@ def text(report: dict) -> str:
         "",
         f"{report['parameters']:,} parameters, prompt of {report['prompt_tokens']} tokens. Unit: {report['unit']}.",
         "The tail of `content` runs beside the verifier; that of `trajectory` starts only when the reward has come.",
+        "Sums: a group of one under the objective OPD; of `content` a group of two under GRPO, one of which waits.",
         "",
-        "| turns x tokens | release | early | tail | total | peak graph, MB |",
-        "|---|---|---|---|---|---|",
+        "| turns x tokens | release | early | tail | total | peak graph, MB | peak sums, MB |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in report["rows"]:
         lines.append(
             f"| {row['turns']} x {row['tokens_per_turn']} | `{row['release']}` | {row['early']:.2f} "
-            f"| {row['tail']:.2f} | {row['total']:.2f} | {row['peak_graph_bytes'] / 1e6:.1f} |"
+            f"| {row['tail']:.2f} | {row['total']:.2f} | {row['peak_graph_bytes'] / 1e6:.1f} "
+            f"| {row['peak_sums_bytes'] / 1e6:.1f} |"
         )
     return "\n".join(lines) + "\n"

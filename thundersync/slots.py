@@ -49,7 +49,7 @@ def _derived(
     run: RunRecord, updates: Sequence[UpdateRecord], trajectories: Sequence[TrajectoryRecord]
 ) -> dict[str, float]:
     """Starts by key, from the order of admission and the number of slots."""
-    admitted = _admissions(run.schedule, updates)
+    admitted = _admissions(run, updates)
     falls_free = [0.0] * slot_count(run)
     starts = {}
     for t in sorted(trajectories, key=lambda t: parse_key(t.key)):
@@ -59,15 +59,20 @@ def _derived(
     return starts
 
 
-def _admissions(schedule: str, updates: Sequence[UpdateRecord]):
-    """When the batch drawn for an update was admitted: Async admits a batch as the one before starts to train, Fully
-    Async keeps a queue before its slots, so that only slots decide."""
+def _admissions(run: RunRecord, updates: Sequence[UpdateRecord]):
+    """When the batch drawn for an update was admitted. Async admits a batch as the one before starts to train; Fully
+    Async `lag_bound` + 1 batches at first, then one at the boundary after each update."""
     by_update = {u.update: u for u in updates}
-    first = updates[0].started_at if updates else 0.0
+    first, last = (updates[0].started_at, updates[-1].published_at) if updates else (0.0, 0.0)
+    bound = run.config.get("schedule", {}).get("lag_bound", 0)
 
     def admitted(update: int) -> float:
-        if schedule == "fully_async" or (schedule == "async" and update - 1 not in by_update):
-            return first
-        return by_update[update - 1].learner_started_at if schedule == "async" else by_update[update].started_at
+        match run.schedule:
+            case "async":
+                return by_update[update - 1].learner_started_at if update - 1 in by_update else first
+            case "fully_async":
+                boundary = by_update.get(max(update - bound, updates[0].update))
+                return boundary.started_at if boundary else last
+        return by_update[update].started_at if update in by_update else last
 
     return admitted

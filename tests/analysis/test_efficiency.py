@@ -20,15 +20,6 @@ def test_the_speedup_is_a_ratio_of_means_not_a_mean_of_ratios():
     assert efficiency.mean_step_seconds(sync) == pytest.approx(3.0)  # pauses between updates are no part of a step
 
 
-def test_the_window_drops_warmup_and_compares_equal_numbers():
-    runs = {"long": updates(range(1, 11)), "short": updates(range(1, 8))}
-    size = efficiency.window_size(runs, warmup=4)
-    assert size == 3
-    assert [u.update for u in efficiency.window(runs["long"], warmup=4, size=size)] == [4, 5, 6]
-    with pytest.raises(ValueError, match="short has 7 updates, none after the 7 of warm-up: lower --warmup"):
-        efficiency.window_size(runs, warmup=7)
-
-
 def test_phases_partition_the_step_and_bound_it():
     phases = efficiency.sync_phases(updates([2.0, 4.0]))  # made with R, L, P = 0.5, 0.45, 0.05 of the step
     assert (phases.rollout, phases.learner, phases.suffix) == pytest.approx((1.5, 1.35, 0.15))

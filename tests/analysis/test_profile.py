@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from analysis import busy, mfu
 from analysis.load import Run, load_details
 from analysis.profile import PARTS, parts, pooled
 from analysis.window import Window, choose, complete_cycles
+from thundersync.learner.flop_ledger import Lora
+from thundersync.learner.settings import QWEN_TARGETS
 from thundersync.records import CheckpointRecord, Mean, RunDirectory
 
 CONFIG = {
@@ -94,6 +97,10 @@ def test_active_mfu_by_hand(tmp_path):
     work = mfu.learner_work(run, load_details(run), run.updates, mfu.policy_shape(run))
     flops = 2 * (1280 + 128 + 512 + 2 * (9600 + 4320 + 1440))
     assert work[0].useful.total == flops and work[0].recomputed.total == 0
+    assert mfu.adapters(run) is None
+    config = run.record.config | {"model": {"lora": {"rank": 8, "targets": None}}}
+    adapted = replace(run, record=run.record.model_copy(update={"config": config}))
+    assert mfu.adapters(adapted) == Lora(rank=8, targets=frozenset(QWEN_TARGETS))
     share = mfu.active_mfu(run, work, run.updates, mfu.Peak(flops=1e6, origin="made up"))
     assert share.count == 1 and share.value == pytest.approx(flops / (6.6 * 1e6))  # from 0.4 to 7.0
 

@@ -4,6 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
+import timeline_records
 
 from analysis import scaling_cells
 from analysis.scaling_cells import Law
@@ -17,18 +18,17 @@ def test_the_grid_is_as_large_as_it_must_be():
     for objective in ("grpo", "opd"):
         own = [c for c in cells if c.objective == objective]
         evaluated = [c for c in own if c.sweep in ("batch", "horizon")]
-        assert len({(c.sweep, c.batch, c.turns, c.load) for c in evaluated}) >= 24
+        assert len({(c.batch, c.turns, c.load) for c in evaluated}) >= 24
         assert {c.repetition for c in evaluated} == {0, 1}
         places = {(c.batch, c.turns, c.load) for c in evaluated}
         assert not places & {(c.batch, c.turns, c.load) for c in own if c.sweep == "calibration"}
         assert len({c.spread for c in own if c.sweep == "dispersion"}) >= 4
 
 
-def test_durations_start_when_a_slot_is_free(tmp_path, monkeypatch):
+def test_durations_start_when_a_slot_is_free(tmp_path):
     """Two slots, rewards of four trajectories at 2, 6, 5 and 9: the third starts at 2, the fourth at 5. Seconds: 2, 6,
     3, 4, so mean 3.75 and variance 2.1875."""
-    monkeypatch.setattr(scaling_cells, "CAPACITY", 2)
-    directory = RunDirectory(tmp_path)
+    directory = RunDirectory.create(tmp_path / "run", timeline_records.run("thundersync", slots=2))
     update = synthetic.update_record(0, 0.0, "thundersync", "0" * 64, 0.5, 10.0)
     directory.append(update.model_copy(update={"groups": ("update=0/group=0", "update=0/group=1")}))
     for (group, index), at in {(0, 1): 6, (0, 0): 2, (1, 0): 5, (1, 1): 9}.items():
@@ -38,7 +38,7 @@ def test_durations_start_when_a_slot_is_free(tmp_path, monkeypatch):
                 turns=1, tokens=synthetic.tokens(1), oldest_version=0, newest_version=0, content_at=at, reward_at=at,
             )
         )  # fmt: skip
-    assert scaling_cells.dispersion(tmp_path, warmup=0) == pytest.approx(np.sqrt(2.1875) / 3.75)
+    assert scaling_cells.dispersion(directory.path) == pytest.approx(np.sqrt(2.1875) / 3.75)
 
 
 def rows_of(law: Law, sweep: str) -> pd.DataFrame:

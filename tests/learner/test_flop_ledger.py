@@ -128,10 +128,26 @@ def test_a_segment_after_a_prompt_equals_torchs_counter(model):
 
 
 def test_the_convolution_by_hand():
-    """72 channels, 4 taps, 70 + 3 padded positions, 2 rows, 3 layers; backward the same for inputs and for weights."""
+    """72 channels, 4 taps, 3 positions of tail and 3 of padding beside 70, 2 rows, 3 layers; backward the same for
+    inputs and for weights."""
     flops = count(shape_of(CONFIGS["hybrid"]), Pass(tokens=70, rows=2, logits=1))
-    assert flops.forward["convolution"] == 3 * 2 * 2 * 73 * 72 * 4
+    assert flops.forward["convolution"] == 3 * 2 * 2 * 76 * 72 * 4
     assert flops.backward["convolution"] == 2 * flops.forward["convolution"]
+
+
+def test_the_convolutions_of_a_streamed_group_equal_torchs_counter():
+    model = model_of(CONFIGS["hybrid"])
+    stream = GradientStream(model, GRPO(prompts=1))
+    stream.open()
+    with FlopCounterMode(display=False) as counter:
+        stream.open_group("a", size=3, prompt_ids=range(PROMPT))
+        for i, (turns, reward) in enumerate(zip(TURNS, (1.0, 0.0, 1.0), strict=True)):
+            stream.add_trajectory("a", i, continuation(turns, reward))
+        stream.close_group("a")
+    work = streamed(shape_of(model.config), PROMPT, [spoken(turns) for turns in TURNS], closures=1)
+    # Forward only: torch counts the weight gradient of a depthwise convolution as if it were a dense one.
+    counted_here = counter.get_flop_counts()["Global"][torch.ops.aten.convolution]
+    assert work.useful.forward["convolution"] == counted_here
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from analysis import scaling_cells
 from analysis.scaling_cells import Law
+from analysis.scaling_plan import GRIDS
 from paper_figures import common, fig08_scaling_grid
 
 GAP = {"side_by_side": 0.95, "unexplained": 0.98, "stretch_rollout": 1.1, "stretch_learner": 1.2, "stretch_suffix": 1.0}
@@ -28,7 +29,7 @@ def made_up_rows() -> pd.DataFrame:
 
 
 def run(tmp_path, monkeypatch) -> int:
-    monkeypatch.setattr(scaling_cells, "measured_rows", lambda root, cells, warmup: made_up_rows())
+    monkeypatch.setattr(scaling_cells, "measured_rows", lambda root, cells: made_up_rows())
     arguments = ["--runs", str(tmp_path), "--scale", "smoke", "--results", str(tmp_path / "results")]
     return common.main(fig08_scaling_grid.draw, fig08_scaling_grid.parser(), arguments)
 
@@ -40,7 +41,7 @@ def test_results_hold_equation_29_and_name_what_is_missing(tmp_path, monkeypatch
     assert found["summary"]["both"]["mean_d_percent"] == pytest.approx(5)
     assert found["summary"]["both"]["mean_e_percent"] < 0.2 and found["summary"]["grpo"]["cells"] == 12
     assert found["paper"]["d"]["mean"] == 6.5148 and found["summary"]["grpo"]["mean_speedup_over_direct_sync"] is None
-    name = "grpo-batch-batch4-turns4-load1024x160-spread0.5-rep0"  # nothing was run in this folder
+    name = GRIDS["smoke"].cells()[-1].name  # nothing was run in this folder
     assert name in found["missing"] and f"missing: {name}" in capsys.readouterr().out
     assert name in (results / "report.md").read_text()
     data = pd.read_csv(results / "data.csv")

@@ -94,6 +94,8 @@ def test_update_record_by_hand():
     tokens = first.tokens
     assert (tokens.prompt, tokens.context, tokens.generated, tokens.scored) == (40, 4, 7, 7)
     assert (first.sources, first.sources_before_close) == (2, 1)  # one started at the closure, not before it
+    direct = update_record(published(), receipts=[receipt("direct", 7, 9.0)], previous=None)
+    assert (direct.sources, direct.sources_before_close) == (1, 0)  # it had its whole batch, whatever closed since
     assert first.groups == ("update=5/group=0", "update=5/group=1")
     assert (first.published_version, first.step_seconds) == (8, 9.0)
     assert first.peak_memory == PeakMemory(counter="resident_set", bytes=1024)

@@ -11,6 +11,7 @@ from plain_gradients import random_group, tiny_model
 
 from thundersync.objectives import GRPO, OPD
 from thundersync.streaming import Continuation, GradientStream
+from thundersync.streaming.exact_sums import Grid
 from thundersync.streaming.host_memory import sums_bound
 from thundersync.streaming.running_sums import RunningSums
 
@@ -88,6 +89,39 @@ def test_measured_sums_are_those_of_the_formula(objective, together, monkeypatch
     stream.close()
     gc.collect()
     assert live_buffers(P) == stream.memory.sums == 0
+
+
+def held_bytes(shapes: list[torch.Size], own: set[int]) -> int:
+    """Bytes of the storages in all sequences of tensors of these shapes, each with a storage of its own: views into
+    running sums and the model itself are left out."""
+    storages = {}
+    for thing in gc.get_objects():
+        if isinstance(thing, list | tuple) and len(thing) == len(shapes):
+            if all(issubclass(type(t), torch.Tensor) and t.shape == s for t, s in zip(thing, shapes, strict=True)):
+                found = [t.untyped_storage() for t in thing if t.untyped_storage().nbytes() == t.nbytes]
+                storages |= {s.data_ptr(): s.nbytes() for s in found if s.data_ptr() not in own}
+    return sum(storages.values())
+
+
+@pytest.mark.parametrize("grid", [None, Grid()], ids=["fp32", "exact"])
+def test_sources_that_wait_for_their_reward_are_within_the_formula(grid, only_new_objects):
+    """u = 2 of three: each keeps 4 P bytes, whatever the sums take; the rest is 2k + 1 sums of 4 or of 8 P bytes."""
+    model, group = tiny_model(), random_group(np.random.default_rng(2), 3)
+    parameters = list(model.parameters())
+    P, own = sum(p.numel() for p in parameters), {p.untyped_storage().data_ptr() for p in parameters}
+    stream, wide = GradientStream(model, GRPO(prompts=1), grid=grid), 4 if grid is None else 8
+    stream.open()
+    stream.open_group(0, size=3, prompt_ids=group.prompt)
+    sources = [Continuation(ids=m.ids, scored=m.scored) for m in group.members]
+    for waiting, source in enumerate(sources[:2]):
+        stream.add_content(0, waiting, source)
+        assert held_bytes([p.shape for p in parameters], own) == 4 * (waiting + 1) * P
+    assert stream.memory.sums == wide * P + 4 * 2 * P  # the group's own sums come with its first fold
+    stream.bind_reward(0, 0, 1.0)
+    assert stream.memory.sums == wide * 3 * P + 4 * P
+    stream.bind_reward(0, 1, 0.0)
+    assert held_bytes([p.shape for p in parameters], own) == 0 and stream.memory.sums == wide * 3 * P
+    assert stream.memory.peak_sums <= sums_bound(P, 1, 2, bytes_per_number=wide)
 
 
 def test_nothing_is_live_after_closing_or_aborting():

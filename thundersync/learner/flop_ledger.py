@@ -133,7 +133,7 @@ class _Tally:
     def delta_net(self, mixer: DeltaNet, whole: bool, backward: bool) -> None:
         """A backward pass that starts at this layer's own state counts the whole rule: an upper bound."""
         rows, tokens, context = self.run.rows, self.run.tokens, self.run.context
-        convolution, solves = mixer.convolution(rows, tokens, context), mixer.solves(rows, tokens)
+        convolution, solves = mixer.convolution(rows, tokens), mixer.solves(rows, tokens)
         owes = self.run.backward == "states"
         self.add(
             "convolution", convolution, 2 * convolution if backward and self.lora is None else convolution * backward

@@ -64,9 +64,10 @@ class DeltaNet:
     channels: int
     kernel: int
 
-    def convolution(self, rows: int, tokens: int, context: int) -> int:
-        """With its left padding of kernel - 1, and the last `kernel` inputs of an earlier segment, as executed."""
-        length = tokens + self.kernel - 1 + (self.kernel if context else 0)
+    def convolution(self, rows: int, tokens: int) -> int:
+        """As executed: behind the last kernel - 1 inputs of an earlier segment, or as many zeros, and padded by as many
+        on both sides, of whose outputs the first ones are thrown away."""
+        length = tokens + 2 * (self.kernel - 1)
         return 2 * rows * length * self.channels * self.kernel
 
     def rule(self, rows: int, tokens: int) -> int:

@@ -14,17 +14,7 @@ from peft import LoraConfig, inject_adapter_in_model
 from peft.tuners.lora import Linear as LoRALinear
 from torch import Tensor, nn
 
-from thundersync.learner.settings import LoRASettings
-
-QWEN_TARGETS = (
-    *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
-    *("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a", "out_proj"),
-)
-"""Appendix D.1: attention, MLP and gated delta net."""
-GLM_TARGETS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "o_proj")
-"""Appendix D.3: multi-head latent attention."""
-PAPER_TARGETS = {"qwen3": QWEN_TARGETS, "qwen3_5_text": QWEN_TARGETS, "glm4_moe_lite": GLM_TARGETS}
-"""By `config.model_type`; a model without gated delta nets has the first seven of Qwen's."""
+from thundersync.learner.settings import PAPER_TARGETS, LoRASettings
 
 _ADAPTER = "default"
 

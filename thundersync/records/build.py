@@ -128,7 +128,8 @@ def update_record(
         lag_max=max(lags),
         uniform_groups=uniform_groups(trajectories),
         sources=len(sources),
-        sources_before_close=sum(r.started_at < published.rollout_closed_at for r in sources),
+        # Direct work has its whole batch; under Async `rollout_closed_at` is the close of the batch that came after.
+        sources_before_close=sum(r.kind == "source" and r.started_at < published.rollout_closed_at for r in sources),
     )
 
 

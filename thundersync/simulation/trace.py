@@ -2,7 +2,7 @@
 
 What a record holds and what follows from it:
 
-    trajectories  content and reward times; starts follow from admission and the slots, given on in order of admission
+    trajectories  start, content and reward times (starts are derived where a record has none)
     sources       service of trajectories, turns, deferred work and closures (ThunderSync, Sync `sums`), or of a whole
                   group (`direct`), which is divided among its trajectories by their tokens
     updates       step and publication times, admission times, and the step times that the simulation is held against
@@ -14,7 +14,6 @@ did beside it.
 
 from __future__ import annotations
 
-import heapq
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -27,6 +26,7 @@ from thundersync.batch import GroupKey, GroupPlan, SourceKey, Task, TrajectoryKe
 from thundersync.records import RecordError, RunDirectory, SourceRecord, TrajectoryRecord, UpdateRecord, parse_key
 from thundersync.simulation.durations import WHOLE, Durations, TrajectoryTimes
 from thundersync.simulation.run import Setting
+from thundersync.slots import stays
 
 V = TypeVar("V")
 
@@ -70,7 +70,7 @@ def read_trace(directory: RunDirectory) -> Trace:
         raise RecordError(f"{directory.path} has no completed update: there is nothing to simulate")
     setting = _setting(run.config, len(updates))
     service, turns, deferred, closures = _services(sources, finished)
-    starts = _starts(setting, updates, finished)
+    starts = {parse_key(stay.trajectory.key): stay.started_at for stay in stays(run, updates, finished)}
     trajectories = {}
     for record in finished:
         key = parse_key(record.key)
@@ -134,34 +134,6 @@ def _services(sources: Sequence[SourceRecord], finished: Sequence[TrajectoryReco
             case TrajectoryKey(), _:
                 service[key] += seconds
     return service, turns, deferred, closures
-
-
-def _starts(
-    setting: Setting, updates: Sequence[UpdateRecord], finished: Sequence[TrajectoryRecord]
-) -> dict[TrajectoryKey, float]:
-    """When each trajectory got its slot: the first that was free after its admission (all replicas' slots pooled)."""
-    admitted = {}
-    for record in finished:
-        key = parse_key(record.key)
-        admitted[key] = (_admitted_at(setting, updates, key), key)
-    ends = {parse_key(record.key): record.reward_at for record in finished}
-    free = [0.0] * (setting.slots * setting.replicas)
-    starts = {}
-    for at, key in sorted(admitted.values()):
-        starts[key] = max(at, free[0])
-        heapq.heapreplace(free, ends[key])
-    return starts
-
-
-def _admitted_at(setting: Setting, updates: Sequence[UpdateRecord], key: TrajectoryKey) -> float:
-    published = [update.published_at for update in updates]
-    match setting.schedule:
-        case "async":  # batch k is sampled while batch k-1 trains
-            return updates[key.update - 1].learner_started_at if key.update else updates[0].started_at
-        case "fully_async":  # (D + 1) batches at first, then one at the boundary after each update
-            boundary = max(key.update - setting.lag_bound, 0)
-            return updates[boundary].started_at if boundary < len(updates) else published[-1]
-    return updates[key.update].started_at if key.update < len(updates) else published[-1]
 
 
 def _times(
