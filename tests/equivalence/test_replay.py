@@ -151,7 +151,7 @@ def test_the_report_has_its_rows_and_names_what_broke(checked):
         sources=320,
         sources_before_close=160,
     )
-    arguments = argparse.Namespace(batches=UPDATES)
+    arguments = argparse.Namespace(batches=UPDATES, model="embedded", overrides=[])
     findings = {name: found for name, (found, _) in checked.items()}
     report = summary(arguments, findings, whole)
     assert {"fp32", "bf16", "fp64", "exact_permutations", "end_to_end", "ranks"} <= report.keys()

@@ -5,11 +5,14 @@ Each works on one thread, so that the bits of a replay do not depend on who else
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
-import pickle
 import socket
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,39 +41,61 @@ class Job:
 
 
 class Workers:
-    """Jobs start in the order in which they are submitted, as many at once as there are cores, two at least."""
+    """Jobs start in the order in which they are submitted, as many at once as there are cores, two at least.
 
-    def __init__(self) -> None:
+    With `one_at_a_time` only the ranks of one job work side by side: for models of which memory holds no more.
+    """
+
+    def __init__(self, *, one_at_a_time: bool = False) -> None:
         self.count = max(RANKS, min(MOST_WORKERS, len(os.sched_getaffinity(0))))
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", __name__])  # one import for all of them
         self._pool = ProcessPoolExecutor(
             self.count, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
         )
+        self._results = tempfile.TemporaryDirectory(prefix="replays-")
+        self._one_at_a_time = one_at_a_time
 
-    def submit(self, job: Job) -> Future[bytes]:
-        return self._pool.submit(_work, job)
+    def submit(self, job: Job) -> Future[Path]:
+        return self._pool.submit(_work, job, self._results.name, alone=self._one_at_a_time)
 
-    def submit_ranks(self, job: Job) -> list[Future[bytes]]:
+    def submit_ranks(self, job: Job) -> list[Future[Path]]:
         """The same job on two learner ranks: a worker each, which wait for each other."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
-        return [self._pool.submit(_work, job, address, rank) for rank in range(RANKS)]
+        return [self._pool.submit(_work, job, self._results.name, address, rank) for rank in range(RANKS)]
 
     def close(self) -> None:
         """Drops what has not started and waits for the rest."""
         self._pool.shutdown(cancel_futures=True)
+        self._results.cleanup()
 
 
-def taken(future: Future[bytes]) -> Replay:
-    """The replay, once it is done. Raises what it raised."""
-    return pickle.loads(future.result())
+def taken(future: Future[Path]) -> Replay:
+    """The replay, once it is done; its tensors stay in their file, which nobody else can find any more. Raises what it
+    raised."""
+    path = future.result()
+    found = torch.load(path, mmap=True, weights_only=False)
+    path.unlink()
+    return found
 
 
-def _work(job: Job, address: str | None = None, rank: int = 0) -> bytes:
-    """Pickled here, tensors included: their usual way between processes needs shared memory of their size."""
+@contextmanager
+def _alone(results: str) -> Iterator[None]:
+    """Waits until no other worker is in here."""
+    with open(Path(results) / "gate", "w") as gate:
+        fcntl.flock(gate, fcntl.LOCK_EX)
+        yield
+
+
+def _work(job: Job, results: str, address: str | None = None, rank: int = 0, alone: bool = False) -> Path:
+    """The replay goes through a file: between processes tensors would need shared memory of their size."""
     ranks = ALONE if address is None else RankGroup.join(address, rank=rank, size=RANKS)
-    result = replay(job.policy, job.objective, job.settings, job.batches, job.variant, ranks=ranks)
+    with _alone(results) if alone else nullcontext():
+        result = replay(job.policy, job.objective, job.settings, job.batches, job.variant, ranks=ranks)
     ranks.leave()
-    return pickle.dumps(result.bits_only() if job.bits_only or rank else result)
+    handle, path = tempfile.mkstemp(dir=results)
+    with open(handle, "wb") as file:
+        torch.save(result.bits_only() if job.bits_only or rank else result, file)
+    return Path(path)
