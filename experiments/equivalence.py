@@ -39,7 +39,6 @@ FIXED = (
     "objective.prompts_per_update=4",
     "objective.trajectories_per_prompt=4",
     "objective.sums=exact",
-    "generation.max_turns=4",  # enough to look, to repair and to submit: the check is no training
     "scale.budget_s=100000",
     "scale.checkpoint_every_s=100000",
     f"runs={RUNS}",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -60,10 +60,6 @@ class Replay:
     underflow: float = 0.0
     """Exact sums: the share of gradient entries that were rounded to zero."""
 
-    def bits_only(self) -> Replay:
-        """Without tensors, for a replay whose hashes say all."""
-        return replace(self, start_P=torch.empty(0), direction_P=None, parameters=[])
-
 
 def replay(
     policy: Path,
@@ -74,9 +70,11 @@ def replay(
     *,
     ranks: RankGroup = ALONE,
     on_update: Callable[[], None] = lambda: None,
+    bits_only: bool = False,
 ) -> Replay:
     """Learns the batches from the policy saved in a directory. Deterministic on one thread.
 
+    With `bits_only` it keeps no tensors, for a replay whose hashes say all.
     Among several `ranks`, each in a process of its own, all call it alike: each learns its groups.
     """
     grid = None if variant.exact_exponent is None else Grid(exponent=variant.exact_exponent)
@@ -84,16 +82,16 @@ def replay(
     model = load_policy(policy, dtype=torch.bfloat16).to(PRECISIONS[variant.precision])
     version = batches[0][0].update
     rank = LearnerRank(model, objective, settings, now=time.perf_counter, ranks=ranks, version=version, grid=grid)
-    result = Replay(start_P=_flat(rank))
+    result = Replay(start_P=torch.empty(0) if bits_only else _flat(rank))
     optimizer_step = rank.optimizer.step
 
     def watched_step(direction):
-        if result.direction_P is None:
+        if result.direction_P is None and not bits_only:
             result.direction_P = torch.cat([t.detach().reshape(-1) for t in direction.values()])
         return optimizer_step(direction)
 
     rank.optimizer.step = watched_step
-    journal = _Journal(rank, result, last=batches[-1][0].update, on_update=on_update)
+    journal = _Journal(rank, result, last=batches[-1][0].update, on_update=on_update, bits_only=bits_only)
     parts = Parts(
         batch=dict((batch.update, batch) for batch, _ in batches).__getitem__,
         group=lambda position: None,
@@ -212,8 +210,11 @@ class _Clock:
 class _Journal:
     """Keeps what the comparison needs, and stops after the last batch."""
 
-    def __init__(self, rank: LearnerRank, result: Replay, *, last: int, on_update: Callable[[], None]) -> None:
+    def __init__(
+        self, rank: LearnerRank, result: Replay, *, last: int, on_update: Callable[[], None], bits_only: bool
+    ) -> None:
         self._rank, self._result, self._last, self._on_update = rank, result, last, on_update
+        self._bits_only = bits_only
 
     def event(self, event: Event) -> None:
         return None
@@ -222,7 +223,8 @@ class _Journal:
         return None
 
     async def update_published(self, update: PublishedUpdate) -> bool:
-        self._result.parameters.append(_flat(self._rank))
+        if not self._bits_only:
+            self._result.parameters.append(_flat(self._rank))
         self._result.hashes.append(update.step.policy_hash)
         self._result.sums_bytes = max(self._result.sums_bytes, self._rank.stream.memory.peak_sums)
         self._on_update()

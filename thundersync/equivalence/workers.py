@@ -92,10 +92,11 @@ def _alone(results: str) -> Iterator[None]:
 def _work(job: Job, results: str, address: str | None = None, rank: int = 0, alone: bool = False) -> Path:
     """The replay goes through a file: between processes tensors would need shared memory of their size."""
     ranks = ALONE if address is None else RankGroup.join(address, rank=rank, size=RANKS)
+    subject = (job.policy, job.objective, job.settings, job.batches, job.variant)
     with _alone(results) if alone else nullcontext():
-        result = replay(job.policy, job.objective, job.settings, job.batches, job.variant, ranks=ranks)
+        result = replay(*subject, ranks=ranks, bits_only=job.bits_only or rank > 0)
     ranks.leave()
     handle, path = tempfile.mkstemp(dir=results)
     with open(handle, "wb") as file:
-        torch.save(result.bits_only() if job.bits_only or rank else result, file)
+        torch.save(result, file)
     return Path(path)
