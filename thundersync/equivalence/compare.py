@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from thundersync.equivalence.replay import Replay
 
+BLOCK = 1 << 22
+"""Numbers that are compared at a time."""
 DIRECTION_FP64 = 1e-12
 """Largest relative error of the first direction in FP64."""
 DIRECTION_FP32 = 2e-6
@@ -31,7 +34,7 @@ class Comparison:
 
 def compare(ours: Replay, reference: Replay) -> Comparison:
     """Raises ValueError when the replays do not start from the same parameters."""
-    if not torch.equal(ours.start_P.double(), reference.start_P.double()):
+    if _norm(lambda ours, reference: ours - reference, ours.start_P, reference.start_P) != 0:
         raise ValueError("the replays start from different parameters: their gap would mean nothing")
     return Comparison(
         relative_error=relative_error(ours.direction_P, reference.direction_P),
@@ -43,20 +46,25 @@ def compare(ours: Replay, reference: Replay) -> Comparison:
 
 
 def relative_error(found_P: Tensor, expected_P: Tensor) -> float:
-    expected_P = expected_P.double()
-    return float((found_P.double() - expected_P).norm() / expected_P.norm())
+    return _norm(lambda found, expected: found - expected, found_P, expected_P) / _norm(lambda x: x, expected_P)
 
 
 def one_minus_cosine(a_P: Tensor, b_P: Tensor) -> float:
     """1 - cos(a, b) = ||a/|a| - b/|b|||^2 / 2, which does not lose its digits near zero."""
-    a_P, b_P = a_P.double(), b_P.double()
-    return float((a_P / a_P.norm() - b_P / b_P.norm()).norm() ** 2 / 2)
+    of_a, of_b = (_norm(lambda x: x, vector_P) for vector_P in (a_P, b_P))
+    return _norm(lambda a, b: a / of_a - b / of_b, a_P, b_P) ** 2 / 2
 
 
 def parameter_gap(ours_P: Tensor, reference_P: Tensor, start_P: Tensor) -> float:
     """Delta_k = ||theta_ours_k - theta_ref_k|| / ||theta_ref_k - theta_0|| (Equation 30)."""
-    reference_P = reference_P.double()
-    return float((ours_P.double() - reference_P).norm() / (reference_P - start_P.double()).norm())
+    gap = _norm(lambda ours, reference: ours - reference, ours_P, reference_P)
+    return gap / _norm(lambda reference, start: reference - start, reference_P, start_P)
+
+
+def _norm(of: Callable[..., Tensor], *vectors_P: Tensor) -> float:
+    """Norm of a vector made of others, elementwise, in FP64: block by block, for copies of a large model do not fit."""
+    blocks = zip(*(vector_P.split(BLOCK) for vector_P in vectors_P), strict=True)
+    return math.sqrt(sum(float(of(*(block.double() for block in some)).square().sum()) for some in blocks))
 
 
 def broken_fp32(comparison: Comparison) -> list[str]:

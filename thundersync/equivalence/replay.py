@@ -6,6 +6,7 @@ Only the learner works: the rollout port hands out what was recorded, in its rec
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +51,7 @@ class Replay:
     direction_P: Tensor | None = None
     """The first direction g_0, before clipping."""
     parameters: list[Tensor] = field(default_factory=list)
-    """[P] after each update: the masters."""
+    """[P] after each update: the masters; empty where only hashes are kept, as `start_P`."""
     hashes: list[str] = field(default_factory=list)
     """Of the policy that each update would publish."""
     learner_s: float = 0.0
@@ -82,12 +83,13 @@ def replay(
     model = load_policy(policy, dtype=torch.bfloat16).to(PRECISIONS[variant.precision])
     version = batches[0][0].update
     rank = LearnerRank(model, objective, settings, now=time.perf_counter, ranks=ranks, version=version, grid=grid)
-    result = Replay(start_P=torch.empty(0) if bits_only else _flat(rank))
+    # All ranks take part in collecting the masters, whatever each of them keeps.
+    result = Replay(start_P=_kept(_flat(rank), bits_only))
     optimizer_step = rank.optimizer.step
 
     def watched_step(direction):
         if result.direction_P is None and not bits_only:
-            result.direction_P = torch.cat([t.detach().reshape(-1) for t in direction.values()])
+            result.direction_P = _on_disk(torch.cat([t.detach().reshape(-1) for t in direction.values()]))
         return optimizer_step(direction)
 
     rank.optimizer.step = watched_step
@@ -223,8 +225,7 @@ class _Journal:
         return None
 
     async def update_published(self, update: PublishedUpdate) -> bool:
-        if not self._bits_only:
-            self._result.parameters.append(_flat(self._rank))
+        self._result.parameters.append(_kept(_flat(self._rank), self._bits_only))
         self._result.hashes.append(update.step.policy_hash)
         self._result.sums_bytes = max(self._result.sums_bytes, self._rank.stream.memory.peak_sums)
         self._on_update()
@@ -232,4 +233,15 @@ class _Journal:
 
 
 def _flat(rank: LearnerRank) -> Tensor:
-    return rank.optimizer.state()["master"].detach().clone()
+    return rank.optimizer.state()["master"].detach()
+
+
+def _kept(flat: Tensor, bits_only: bool) -> Tensor:
+    return torch.empty(0) if bits_only else _on_disk(flat)
+
+
+def _on_disk(flat: Tensor) -> Tensor:
+    """A copy in a file of its own, whose name is gone: a replay keeps one of all parameters for every update."""
+    with tempfile.NamedTemporaryFile() as file:
+        copy = torch.from_file(file.name, shared=True, size=flat.numel(), dtype=flat.dtype)
+    return copy.copy_(flat)
