@@ -55,12 +55,13 @@ def _after(run: Run, warmup: int) -> list[UpdateRecord]:
 
 
 def complete_cycles(run: Run) -> list[UpdateRecord]:
-    """Updates without those that fill the pipeline of Async and Fully Async."""
+    """Updates without those that fill the pipeline of Async and Fully Async; a run too short for others keeps them."""
     if run.record.schedule in ("sync", "thundersync"):
         return list(run.updates)
     filling = {run.updates[0].update} | {c.update for c in run.checkpoints if c.reason == "interrupt"}
     # In Async every batch is one version old but the one that a start-up made: it is known even where a crash, and no
     # interrupt, came before.
-    return [
+    complete = [
         u for u in run.updates if u.update not in filling and not (run.record.schedule == "async" and u.lag_max == 0)
     ]
+    return complete or list(run.updates)

@@ -70,6 +70,7 @@ def test_async_counts_complete_cycles_only():
     assert [u.update for u in complete_cycles(resumed)] == [1, 2, 4, 5]
     assert [u.update for u in Window(warmup=0, size=3).of(resumed)] == [1, 2, 4]
     assert len(complete_cycles(a_run("thundersync", 6))) == 6
+    assert len(complete_cycles(a_run("async", 1))) == 1  # a smoke run, drawn all the same
     # A crash leaves no such checkpoint, but a batch of lag 0 tells.
     crashed = a_run("async", 4, lag=1)
     updates = [u if u.update != 2 else u.model_copy(update={"lag_max": 0}) for u in crashed.updates]
