@@ -29,8 +29,6 @@ from thundersync.warm_start.demonstrations import Demonstration, collect
 
 SMOLLM2 = "smollm2-135m"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
 PROMPTS, SIZE = 2, 2
 """Groups of a batch, trajectories of a group: forward and backward of 512 tokens take several seconds on one core."""
 CORRUPTED = 4
