@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 import torch
 from tqdm import tqdm
 
-from experiments.compose import compose_run
+from experiments.compose import compose_run, in_words
 from paper_figures import common
 from paper_figures.release_report import draw, frame, text
 from thundersync.learner.policy import load_policy
@@ -38,17 +39,8 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results/release"))
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    config = compose_run(arguments.overrides)
-    model_config = config.model
-    models = build_models(
-        Path(config.cache),
-        config.workload.name,
-        seed=model_config.seed,
-        steps=model_config.steps,
-        demonstrated_tasks=model_config.demonstrated_tasks,
-        intermediate=model_config.intermediate,
-    )
-    model = load_policy(models.student)
+    with in_words():
+        model = load_policy(student(arguments.overrides))
     rows = []
     for turns, tokens in tqdm(CASES, desc="release policies", disable=None):
         rows += measure(model, turns, tokens, arguments.repetitions)
@@ -61,6 +53,19 @@ def main() -> None:
     }
     common.write_results(arguments.results, draw(report), frame(report), report, text(report))
     print(text(report))
+
+
+def student(overrides: list[str]) -> Path:
+    """The directory of the embedded policy."""
+    config = compose_run(overrides)
+    return build_models(
+        Path(config.cache),
+        config.workload.name,
+        seed=config.model.seed,
+        steps=config.model.steps,
+        demonstrated_tasks=config.model.demonstrated_tasks,
+        intermediate=config.model.intermediate,
+    ).student
 
 
 def measure(model, turns: int, tokens: int, repetitions: int) -> list[dict]:
@@ -83,7 +88,7 @@ def measure(model, turns: int, tokens: int, repetitions: int) -> list[dict]:
                 early, tail, sums[release] = _run(model, release, prompt, sources)
                 found[release].append((early / plain, tail / plain))
             else:  # warms up; counting costs time, so that this one is not timed
-                saved = PeakOfSaved()
+                saved = PeakOfSaved(model)
                 with torch.autograd.graph.saved_tensors_hooks(saved.pack, saved.unpack):
                     _run(model, release, prompt, sources)
                 peak[release] = saved.peak
@@ -156,10 +161,12 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 class PeakOfSaved:
-    """Bytes that autograd holds at once for backward passes, views counted with their own size."""
+    """Bytes that autograd holds at once for backward passes: each storage once, the model's parameters not at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, model) -> None:
         self.live = self.peak = 0
+        self._parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+        self._holders: Counter[int] = Counter()
 
     def pack(self, tensor):
         return _Held(self, tensor)
@@ -167,15 +174,24 @@ class PeakOfSaved:
     def unpack(self, held):
         return held.tensor
 
+    def count(self, storage, change: int) -> None:
+        """One holder more (1) or fewer (-1) of a storage."""
+        place = storage.data_ptr()
+        if place in self._parameters:
+            return
+        self._holders[place] += change
+        if self._holders[place] == (change > 0):  # the first holder came, or the last one went
+            self.live += change * storage.nbytes()
+            self.peak = max(self.peak, self.live)
+
 
 class _Held:
-    def __init__(self, count: PeakOfSaved, tensor) -> None:
-        self.count, self.tensor = count, tensor
-        count.live += tensor.nbytes
-        count.peak = max(count.peak, count.live)
+    def __init__(self, saved: PeakOfSaved, tensor) -> None:
+        self.saved, self.tensor = saved, tensor
+        saved.count(tensor.untyped_storage(), 1)
 
     def __del__(self) -> None:
-        self.count.live -= self.tensor.nbytes
+        self.saved.count(self.tensor.untyped_storage(), -1)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,10 @@ from pathlib import Path
 
 from analysis.efficiency import lag_range, mean_step_seconds, sync_phases
 from analysis.load import load_run
-from experiments.compose import compose_run, fail
+from experiments.compose import compose_run, in_words
 from paper_figures import common
 from paper_figures.schedules_report import draw, frame, text
 from thundersync.cluster.session import open_session
-from thundersync.config import ConfigError
 from thundersync.records import UpdateRecord
 from thundersync.trainer import train
 
@@ -41,10 +40,8 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=1)
     parser.add_argument("--results", type=Path, default=Path("results/bench_schedules"))
     arguments = parser.parse_args()
-    try:
+    with in_words():
         report = measure(arguments)
-    except ConfigError as error:
-        fail(error)
     results = arguments.results / f"{report['objective']}-{report['workload']}"
     common.write_results(results, draw(report), frame(report), report, text(report))
     print(text(report))
@@ -57,11 +54,11 @@ def measure(arguments: argparse.Namespace) -> dict:
     shutil.rmtree(root, ignore_errors=True)
     fixed = ["optimizer.learning_rate=1e-12", f"scale.max_updates={arguments.updates}", "scale.budget_s=100000"]
     fixed += ["scale.checkpoint_every_s=100000", f"runs={root}"]
-    with open_session(replicas=1) as session:
+    settings = [*BALANCED, *arguments.overrides, *fixed]
+    with open_session(compose_run(settings).scale.replicas) as session:
         for round_ in range(arguments.rounds):
             for schedule in SCHEDULES:
-                name = f"round{round_}-{schedule}"
-                config = compose_run([*BALANCED, *arguments.overrides, *fixed, f"schedule={schedule}", f"name={name}"])
+                config = compose_run([*settings, f"schedule={schedule}", f"name=round{round_}-{schedule}"])
                 steps[schedule].append(load_run(train(config, session)).updates[arguments.warmup :])
     return reduce(steps) | {
         "core_independence": session.core_independence,

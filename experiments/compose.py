@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
 from thundersync.config import ConfigError, RunConfig, parse_config, settings_of
+from thundersync.environments import SandboxMissing, TaskError
+from thundersync.records import Incomplete, RecordError
+from thundersync.trainer import Interrupted
 
 CONF = Path(__file__).resolve().parent / "conf"
 GROUPS = ("schedule", "objective", "workload", "model", "scale")
@@ -57,7 +61,16 @@ def checked_overrides(overrides: Sequence[str]) -> list[str]:
     return [o if o not in plain or plain[o][0] in (*GROUPS, *written) else f"++{o}" for o in overrides]
 
 
-def fail(error: Exception) -> None:
+@contextmanager
+def in_words() -> Iterator[None]:
+    """What a user can mend ends the program with one sentence, not with a traceback."""
+    try:
+        yield
+    except (ConfigError, RecordError, Incomplete, SandboxMissing, TaskError, Interrupted) as error:
+        fail(error)
+
+
+def fail(error: BaseException) -> None:
     """One clear sentence on standard error, exit status 2."""
     print(f"error: {error}", file=sys.stderr)
     raise SystemExit(2)

@@ -20,19 +20,19 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from experiments.compose import checked_overrides, compose_run, fail
+from experiments.compose import checked_overrides, compose_run, in_words
 from experiments.smollm2 import PROMPTS, SIZE, SMOLLM2, demonstrations
 from paper_figures import common
 from paper_figures.equivalence_report import data_frame, text
 from paper_figures.fig11_update_equivalence import draw
 from thundersync.cluster.session import open_session
-from thundersync.config import ConfigError, RunConfig
+from thundersync.config import RunConfig
 from thundersync.equivalence.check import Findings, Subject, check, replayed_updates
 from thundersync.equivalence.end_to_end import EndToEnd, compare_runs
-from thundersync.equivalence.replay import Batches
+from thundersync.equivalence.replay import Batches, Recording
 from thundersync.equivalence.workers import RANKS, Workers
-from thundersync.records import BatchEventRecord, CheckpointRecord, RecordError, RunDirectory, recorded_batches
-from thundersync.trainer import Interrupted, require_available, train
+from thundersync.records import BatchEventRecord, CheckpointRecord, RunDirectory, recorded_batches
+from thundersync.trainer import require_available, train
 
 RUNS = Path("runs/equivalence")
 FIXED = (
@@ -43,6 +43,8 @@ FIXED = (
     "scale.checkpoint_every_s=100000",
     f"runs={RUNS}",
 )
+
+NARROW = "model.intermediate=null"
 
 PRETRAINED = (
     f"objective.prompts_per_update={PROMPTS}",
@@ -63,12 +65,10 @@ def main() -> None:
     pretrained = arguments.model == SMOLLM2
     arguments.batches = arguments.batches or (2 if pretrained else 10)
     results = arguments.results or Path("results", "equivalence" + f"_{SMOLLM2}" * pretrained)
-    try:
+    with in_words():
         checked_overrides(arguments.overrides)
         require_available(configuration(arguments, "grpo", "sync", arguments.updates))
         report = run_pretrained(arguments) if pretrained else run(arguments)
-    except (ConfigError, RecordError, Interrupted) as error:
-        fail(error)
     report["paper"] = json.loads(common.REFERENCE.read_text(encoding="utf-8"))["equivalence"]
     figure = draw(report, report["paper"]["b200"])
     common.write_results(results, figure, data_frame(report), report, text(report))
@@ -80,7 +80,8 @@ def run(arguments: argparse.Namespace) -> dict:
     """Trains, replays, compares; everything that the report states."""
     if arguments.fresh:
         shutil.rmtree(RUNS, ignore_errors=True)
-    with open_session(replicas=1) as session:
+    scale = configuration(arguments, "grpo", "sync", arguments.updates).scale
+    with open_session(scale.replicas) as session:
         recorded = {
             objective: record(arguments, session, objective, updates)
             for objective, updates in (("grpo", arguments.updates), ("opd", arguments.batches))
@@ -109,10 +110,13 @@ def replayed(subjects: dict[str, Subject], workers: Workers) -> dict[str, Findin
 
 
 def configuration(arguments: argparse.Namespace, objective: str, schedule: str, updates: int, *more: str) -> RunConfig:
+    """A run of the check; the embedded policy as it was warm-started: a wider one only balances step times."""
     mine = [f"objective={objective}", f"schedule={schedule}", f"scale.max_updates={updates}"]
     mine += [f"name={objective}-{schedule}", "record_batches=true"]
     if schedule == "sync":
         mine.append("schedule.reduction=sums")
+    if compose_run(arguments.overrides).model.name == "embedded":
+        mine.append(NARROW)
     return compose_run([*arguments.overrides, *FIXED, *mine, *more])
 
 
@@ -130,11 +134,14 @@ def subject(arguments: argparse.Namespace, config: RunConfig, path: Path) -> Sub
 
 
 def _subject(config: RunConfig, policy: Path, batches: Batches) -> Subject:
-    return Subject(
+    recording = Recording(
         policy=policy,
         objective=config.objective.build(),
         settings=config.optimizer.build(),
         batches=batches,
+    )
+    return Subject(
+        recording=recording,
         releases=tuple(sorted(config.objective.releases, key=lambda release: release != config.objective.release)),
         exact_exponent=config.objective.exact_exponent,
     )
@@ -149,7 +156,7 @@ def summary(arguments: argparse.Namespace, findings: dict[str, Findings], whole:
         broken.append(f"end to end: {equal}; conditions that do not hold: {', '.join(missed) or 'none'}")
     return {
         "model": arguments.model,
-        "settings": [*FIXED, *arguments.overrides],
+        "settings": [*FIXED, NARROW, *arguments.overrides],
         "batches": arguments.batches,
         "bf16_batches": len(next(iter(findings.values())).bf16_gaps),
         "fp32": {name: {r: asdict(c) for r, c in found.fp32.items()} for name, found in findings.items()},
@@ -159,12 +166,14 @@ def summary(arguments: argparse.Namespace, findings: dict[str, Findings], whole:
                 "thundersync": found.bf16_thundersync.relative_error,
                 "gap_between_schedules": found.bf16_gaps[-1],
                 "gap_to_fp32": found.bf16_sync.gaps[-1],
+                "other_releases": found.bf16_others,
             }
             for name, found in findings.items()
         },
         "fp64": {name: {r: c.relative_error for r, c in found.fp64.items()} for name, found in findings.items()},
         "exact_permutations": {
             name: found.exact
+            | {f"`{release}` over the first batch": same for release, same in found.exact_others.items()}
             | {
                 "underflow": found.exact_underflow,
                 "learner_time_ratio": found.exact_cost,

@@ -2,22 +2,25 @@
 
 On a Qwen3-shaped model of about 0.6B with random weights: streamed against direct gradients in FP32 and BF16, peak
 memory and learner throughput of each way to learn the same batch, and what moving gradients into the running sums in
-host memory costs. `--size tiny` runs the same on a CPU.
+host memory costs. Exits with status 1 when a streamed FP32 direction is too far from the direct one. `--size tiny` runs
+the same on a CPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from thundersync.objectives import GRPO
+from thundersync.objectives import GRPO, OPD
 from thundersync.streaming import Continuation, GradientStream
 from thundersync.streaming.running_sums import RunningSums
 
@@ -68,7 +71,12 @@ SIZES = {
         turn=16,
     ),
 }
-WAYS = ("direct", "trajectory", "content", "turn_forward")
+WAYS = {
+    "grpo": ("direct", "trajectory", "content", "turn_forward"),
+    "opd": ("direct", "turn_eager", "content", "turn_forward"),
+}
+DIRECTION_FP32 = 2e-6
+"""Largest relative error of a streamed FP32 direction, as in the equivalence check."""
 
 
 def main() -> None:
@@ -84,6 +92,7 @@ def main() -> None:
     arguments.results.mkdir(parents=True, exist_ok=True)
     (arguments.results / "report.json").write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(report, indent=1))
+    sys.exit(1 if report["broken"] else 0)
 
 
 def check(size: Size, device: torch.device, repetitions: int) -> dict:
@@ -95,61 +104,79 @@ def check(size: Size, device: torch.device, repetitions: int) -> dict:
         "torch": torch.__version__,
         "tokens": sum(len(c.ids) for _, members in batch for c in members) + sum(len(p) for p, _ in batch),
     }
-    directions = {}
+    references: dict[str, dict[str, torch.Tensor]] = {}
     for name, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
         torch.manual_seed(0)
         # Rounded to BF16 in both: the same parameters, so that only arithmetic differs.
         model = AutoModelForCausalLM.from_config(size.config, dtype=torch.bfloat16).to(device, dtype).eval()
         report["parameters"] = sum(p.numel() for p in model.parameters())
-        report[name] = {}
-        for way in WAYS:
-            directions[name, way], report[name][way] = measure(model, size, batch, way, repetitions, device)
+        report[name] = {objective: {} for objective in WAYS}
+        for objective, ways in WAYS.items():
+            for way in ways:
+                direction, found = measure(model, size, batch, objective, way, repetitions, device)
+                reference = references.setdefault(objective, direction)  # FP32, direct
+                report[name][objective][way] = found | {"error_to_fp32_direct": relative_error(direction, reference)}
         report[name]["sums_to_host"] = sums_to_host(model, repetitions, device)
         del model
-    reference = directions["fp32", "direct"]
-    for (name, way), direction in directions.items():
-        against = {"fp32": "relative_error", "bf16": "relative_error_to_fp32"}[name]
-        report[name][way][against] = float((direction - reference).norm() / reference.norm())
+    report["broken"] = [
+        f"{objective}, {way}: {found['error_to_fp32_direct']:.2e}, threshold {DIRECTION_FP32:.0e}"
+        for objective in WAYS
+        for way, found in report["fp32"][objective].items()
+        if not found["error_to_fp32_direct"] < DIRECTION_FP32
+    ]
     return report
 
 
+def relative_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> float:
+    """||found - expected|| / ||expected||, in FP64, tensor by tensor: wide copies of everything would not fit."""
+    gap = sum(float((found[name].double() - tensor.double()).square().sum()) for name, tensor in expected.items())
+    return math.sqrt(gap / sum(float(tensor.double().square().sum()) for tensor in expected.values()))
+
+
 def make_batch(size: Size) -> list[tuple[torch.Tensor, list[Continuation]]]:
-    """(prompt ids, trajectories) of each group; half of all tokens are scored, rewards differ within a group."""
+    """(prompt ids, trajectories) of each group; half of all tokens are scored, rewards differ within a group.
+
+    The teacher's log-probabilities are random.
+    """
     generator = torch.Generator().manual_seed(0)
     vocabulary, length = size.config.vocab_size, size.turns * size.turn
     batch = []
     for _ in range(size.groups):
-        members = [
-            Continuation(
-                ids=torch.randint(vocabulary, (length,), generator=generator),
-                scored=torch.rand(length, generator=generator) < 0.5,
-                reward=float(i % 3) / 2,
+        members = []
+        for i in range(size.members):
+            scored = torch.rand(length, generator=generator) < 0.5
+            members.append(
+                Continuation(
+                    ids=torch.randint(vocabulary, (length,), generator=generator),
+                    scored=scored,
+                    reward=float(i % 3) / 2,
+                    teacher_logprobs=-10 * torch.rand(int(scored.sum()), generator=generator),
+                )
             )
-            for i in range(size.members)
-        ]
         batch.append((torch.randint(vocabulary, (size.prompt,), generator=generator), members))
     return batch
 
 
-def measure(model, size: Size, batch, way: str, repetitions: int, device) -> tuple[torch.Tensor, dict]:
-    """The direction, flat and on the host, and best time, throughput and peak memory of learning the batch."""
+def measure(model, size: Size, batch, objective: str, way: str, repetitions: int, device) -> tuple[dict, dict]:
+    """The direction, on the host, and best time, throughput and peak memory of learning the batch."""
     seconds = []
     for _ in range(repetitions):
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
         started = _now(device)
-        direction = learn(model, size, batch, way)
+        direction = learn(model, size, batch, objective, way)
         seconds.append(_now(device) - started)
     tokens = sum(len(c.ids) for _, members in batch for c in members)
     found = {"seconds": min(seconds), "trajectory_tokens_per_s": tokens / min(seconds)}
     if device.type == "cuda":
         found["peak_gb"] = torch.cuda.max_memory_allocated(device) / 1e9
-    return torch.cat([t.double().reshape(-1) for t in direction.values()]), found
+    return direction, found
 
 
-def learn(model, size: Size, batch, way: str) -> dict[str, torch.Tensor]:
+def learn(model, size: Size, batch, objective: str, way: str) -> dict[str, torch.Tensor]:
     """The batch's direction. Streamed ways take the trajectories of all groups in turn, as they could become ready."""
-    stream = GradientStream(model, GRPO(prompts=size.groups), run_tokens=4 * size.turns * size.turn)
+    weighted = GRPO(prompts=size.groups) if objective == "grpo" else OPD()
+    stream = GradientStream(model, weighted, run_tokens=4 * size.turns * size.turn)
     stream.open()
     if way == "direct":
         for g, (prompt, members) in enumerate(batch):
@@ -159,19 +186,29 @@ def learn(model, size: Size, batch, way: str) -> dict[str, torch.Tensor]:
         stream.open_group(g, size=len(members), prompt_ids=prompt)
     for i in range(size.members):
         for g, (_, members) in enumerate(batch):
-            if way == "trajectory":
+            if way == "trajectory" or (way == "content" and not weighted.needs_reward):
                 stream.add_trajectory(g, i, members[i])
             elif way == "content":
                 stream.add_content(g, i, members[i])
                 stream.bind_reward(g, i, members[i].reward)
             else:
-                for start in range(0, size.turns * size.turn, size.turn):
-                    turn = slice(start, start + size.turn)
-                    stream.forward_turn(g, i, Continuation(ids=members[i].ids[turn], scored=members[i].scored[turn]))
+                for turn in turns(members[i], size):
+                    (stream.add_turn if way == "turn_eager" else stream.forward_turn)(g, i, turn)
                 stream.close_trajectory(g, i, members[i].reward)
     for g in range(size.groups):
         stream.close_group(g)
     return stream.close()
+
+
+def turns(member: Continuation, size: Size) -> Iterator[Continuation]:
+    """The trajectory, cut into its turns."""
+    scored_before = 0
+    for start in range(0, size.turns * size.turn, size.turn):
+        turn = slice(start, start + size.turn)
+        scored = int(member.scored[turn].sum())
+        teacher = member.teacher_logprobs[scored_before : scored_before + scored]
+        yield Continuation(ids=member.ids[turn], scored=member.scored[turn], teacher_logprobs=teacher)
+        scored_before += scored
 
 
 def sums_to_host(model, repetitions: int, device) -> dict:

@@ -20,11 +20,10 @@ from analysis.campaign import run_name
 from analysis.target import write_target
 from eval.checkpoints import evaluate_run
 from eval.passk import pass_at_3
-from experiments.compose import checked_overrides, compose_run, fail
+from experiments.compose import checked_overrides, compose_run, in_words
 from thundersync.cluster.session import open_session
-from thundersync.config import ConfigError, RunConfig
-from thundersync.records import Incomplete, RecordError
-from thundersync.trainer import Interrupted, require_available, train
+from thundersync.config import RunConfig
+from thundersync.trainer import require_available, train
 
 OBJECTIVES = ("grpo", "opd")
 WORKLOADS = ("micro_swe", "micro_terminal")
@@ -57,13 +56,11 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="as of experiments.train, for instance scale=smoke")
     parser.add_argument("--seeds", default="42,43,44", help="comma-separated")
     arguments = parser.parse_args()
-    try:
+    with in_words():
         checked_overrides(arguments.overrides)
         configs = plan(arguments.overrides, [int(seed) for seed in arguments.seeds.split(",")])
         require_available(configs[0])
         run_campaign(configs)
-    except (ConfigError, Incomplete, RecordError, Interrupted) as error:
-        fail(error)
 
 
 def run_campaign(configs: list[RunConfig]) -> None:

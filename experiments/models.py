@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from experiments.compose import compose_run
+from experiments.compose import compose_run, in_words
 from thundersync.warm_start import build_models
 
 WORKLOADS = ("micro_swe", "micro_terminal")
 
 
 def main() -> None:
+    with in_words():
+        build()
+
+
+def build() -> None:
     for workload in WORKLOADS:
         config = compose_run([f"workload={workload}"])
         model = config.model

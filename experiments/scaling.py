@@ -17,11 +17,11 @@ from tqdm import tqdm
 
 from analysis.scaling_cells import LEGS, dispersion_sweep, measured_rows
 from analysis.scaling_plan import CAPACITY, GRIDS, GROUP, Cell, Grid
-from experiments.compose import compose_run, fail
+from experiments.compose import compose_run, in_words
 from thundersync.cluster.session import open_session
-from thundersync.config import ConfigError, RunConfig
+from thundersync.config import RunConfig
 from thundersync.rollout.script import TurnScript
-from thundersync.trainer import Interrupted, train
+from thundersync.trainer import train
 
 TOKENS = 20
 """Of an action."""
@@ -55,10 +55,8 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path("cache"), help="folder of task sets and models")
     arguments = parser.parse_args()
     root, grid = arguments.runs / arguments.scale, GRIDS[arguments.scale]
-    try:
+    with in_words():
         measure(root, grid, arguments.cache)
-    except (ConfigError, Interrupted) as error:
-        fail(error)
     rows = measured_rows(root, grid.cells())
     dispersion_sweep(rows).to_csv(root / "dispersion.csv", index=False)
     print(f"{len(rows)} of {len(grid.cells())} cells measured: {root}")

@@ -14,9 +14,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from analysis import simulated
-from experiments.compose import fail
+from experiments.compose import in_words
 from paper_figures import common, simulation_report
-from thundersync.records import RecordError
 from thundersync.simulation.histories import run_history
 
 SIZES = (256, 512, 1024, 2048)
@@ -32,15 +31,13 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=Path("results/simulation"))
     arguments = parser.parse_args()
     reference = json.loads(common.REFERENCE.read_text(encoding="utf-8"))
-    try:
+    with in_words():
         report = {
             "cost": costs(arguments.updates),
             "reference": reference_workload(reference),
             "recorded": recorded(arguments.runs),
             "histories": {"count": arguments.histories} | simulated.tally(histories(arguments.histories)),
         }
-    except RecordError as error:
-        fail(error)
     text = simulation_report.text(report)
     figure, data = simulation_report.draw(report), simulation_report.data_frame(report)
     common.write_results(arguments.results, figure, data, report, text)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from experiments.compose import fail
+from experiments.compose import in_words
 from paper_figures.timeline_view import draw_trace
-from thundersync.records import RecordError
 from thundersync.timeline import export_timeline
 
 
@@ -19,13 +18,11 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=20.0, help="how much of the run a picture shows")
     arguments = parser.parse_args()
-    try:
+    with in_words():
         for run in arguments.runs:
             trace = export_timeline(run)
             picture = draw_trace(trace, arguments.results / f"{run.name}.png", seconds=arguments.seconds)
             print(f"{trace}: open it at https://ui.perfetto.dev; a part of it, drawn: {picture}")
-    except RecordError as error:
-        fail(error)
 
 
 if __name__ == "__main__":

@@ -11,10 +11,9 @@ from contextlib import ExitStack
 import hydra
 from omegaconf import DictConfig
 
-from experiments.compose import checked_overrides, fail, run_config
+from experiments.compose import checked_overrides, in_words, run_config
 from thundersync.cluster.session import open_session
-from thundersync.config import ConfigError
-from thundersync.trainer import Interrupted, require_available, train
+from thundersync.trainer import require_available, train
 
 
 def main(arguments: list[str]) -> None:
@@ -23,19 +22,15 @@ def main(arguments: list[str]) -> None:
 
     @hydra.main(config_path="conf", config_name="config", version_base="1.3")
     def run(values: DictConfig) -> None:
-        try:
+        with in_words():  # Hydra would print a traceback
             config = run_config(values)
             require_available(config)
             if not opened:
                 opened.append(sessions.enter_context(open_session(config.scale.replicas, config.scale.learner_ranks)))
             print(f"trained: {train(config, opened[0])}")
-        except (ConfigError, Interrupted) as error:  # Hydra would print a traceback
-            fail(error)
 
-    try:
+    with in_words():
         sys.argv[1:] = checked_overrides(arguments)
-    except ConfigError as error:
-        fail(error)
     with sessions:
         run()
 

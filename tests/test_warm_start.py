@@ -9,6 +9,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import thundersync.warm_start.models as warm_start
+from thundersync.environments import TaskError
 from thundersync.environments.words import WORDS
 from thundersync.rollout.chat import Chat, train_tokenizer
 from thundersync.rollout.fakes import FakeWorkload
@@ -60,6 +61,16 @@ def test_demonstrations_are_really_run_and_say_what_the_verifier_said():
     assert clean[0].observations == ("red\n", "")
     assert {episode.secret for episode in workload.episodes} == {"red", "blue"}  # training tasks only
     assert all(episode.closed for episode in workload.episodes)
+
+
+def test_a_task_whose_reference_fails_is_named():
+    class Unsolvable(FakeWorkload):
+        def reference_commands(self, task_id):
+            return ["cat hint"]
+
+    workload = Unsolvable()
+    with pytest.raises(TaskError, match=f"task {workload.training[0].task_id} of .*: its reference fails"):
+        asyncio.run(collect(workload, seed=0, corrupted_per_task=0))
 
 
 def test_a_demonstration_is_laid_out_as_a_rollout_would_be():

@@ -40,7 +40,7 @@ class ScheduleConfig(Part):
 class ObjectiveConfig(Part):
     name: Literal["grpo", "dr_grpo", "rloo", "reinforce", "opd"]
     release: Literal["trajectory", "content", "turn_eager", "turn_forward"]
-    """When learner work of a trajectory starts; `turn_eager` is for OPD, `trajectory` and `content` for the others."""
+    """When learner work of a trajectory starts; `turn_eager` is for OPD, `trajectory` for the others."""
     prompts_per_update: Count
     trajectories_per_prompt: Count
     sums: Literal["fp32", "exact"] = "fp32"
@@ -74,7 +74,8 @@ class ObjectiveConfig(Part):
     @property
     def releases(self) -> tuple[str, ...]:
         """The release policies that fit the objective; the paper's first."""
-        return ("turn_eager", "turn_forward") if self.name == "opd" else ("trajectory", "content", "turn_forward")
+        first = "turn_eager" if self.name == "opd" else "trajectory"
+        return (first, "content", "turn_forward")
 
     def build(self) -> Objective:
         """The objective that these settings describe. Raises ValueError for values that it refuses."""

@@ -7,7 +7,7 @@ request (Appendix E.3).
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -143,8 +143,12 @@ class Learner(Protocol):
         """Forward of one turn; the graph is kept until the trajectory closes (release `turn_forward`)."""
         ...
 
-    async def learn_content(self, event: ContentReady) -> Receipt:
-        """Forward and backward of one trajectory whose reward is still to come (release `content`)."""
+    async def learn_content(self, event: ContentReady, turns: Sequence[TurnReady] = ()) -> Receipt:
+        """Forward and backward of one trajectory whose tokens are final (release `content`).
+
+        Its reward is still to come; where the objective needs none, `turns` bring the teacher's scores and the
+        trajectory closes.
+        """
         ...
 
     async def bind_reward(self, event: RewardReady) -> Receipt:

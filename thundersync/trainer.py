@@ -131,6 +131,11 @@ def _workload(config: RunConfig) -> Workload:
 
 def _configure(config: RunConfig, session: Session, models: ModelPaths, start: Start) -> str:
     """Takes the actors into use for this run; returns the hash of the policy that all of them hold."""
+    if (count := len(session.replicas)) != config.scale.replicas:
+        raise ConfigError(
+            f"scale.replicas is {config.scale.replicas}, but the session was opened for {count}: "
+            "the first run of a multirun sets how many there are"
+        )
     objective = config.objective.build()
     zero_lag = config.schedule.name in ("sync", "thundersync")
     learner = LearnerSpec(
@@ -175,7 +180,8 @@ def _seat(config: RunConfig, session: Session, learner: LearnerSpec) -> list[Any
             f"set scale.devices={devices}, which device-hours are counted by"
         )
     address = ray.get(session.learners[0].address.remote()) if size > 1 else ""
-    seats = [Seat(rank=rank, size=size, address=address) for rank in range(size)]
+    timeout_s = config.scale.learner_timeout_s
+    seats = [Seat(rank=rank, size=size, address=address, timeout_s=timeout_s) for rank in range(size)]
     return [actor.configure.remote(learner, seat) for actor, seat in zip(session.learners, seats, strict=False)]
 
 
@@ -201,6 +207,7 @@ def _run_record(config, session, workload, models, policy_hash, seconds, commit)
         device_name=config.scale.device_name,
         core_independence=session.core_independence,
         learner_peak_flops=session.learner_peak_flops,
+        cores={"rollout": session.placement.rollout_cores, "learner": session.placement.learner_cores},
         price_usd_per_device_hour=config.scale.price_usd_per_device_hour,
         initialisation_seconds=seconds,
     )

@@ -8,7 +8,7 @@ events are also checked for order: each of them comes once, whatever the release
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -155,8 +155,8 @@ class WatchedLearner:
     async def forward_turn(self, event: TurnReady) -> Receipt:
         return await self._call("forward_turn", event.key, self.learner.forward_turn(event))
 
-    async def learn_content(self, event: ContentReady) -> Receipt:
-        return await self._call("learn_content", event.key, self.learner.learn_content(event))
+    async def learn_content(self, event: ContentReady, turns: Sequence[TurnReady] = ()) -> Receipt:
+        return await self._call("learn_content", event.key, self.learner.learn_content(event, turns))
 
     async def bind_reward(self, event: RewardReady) -> Receipt:
         return await self._call("bind_reward", event.key, self.learner.bind_reward(event))

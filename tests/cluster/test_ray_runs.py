@@ -21,6 +21,7 @@ from thundersync.cluster.ports import ray_publisher
 from thundersync.cluster.replica import RolloutReplica
 from thundersync.cluster.specs import LearnerSpec, ReplicaSpec, Seat, WorkloadSpec
 from thundersync.config import ConfigError
+from thundersync.equivalence.end_to_end import compare_runs
 from thundersync.learner.adamw import AdamWSettings
 from thundersync.learner.policy import load_policy
 from thundersync.objectives import GRPO
@@ -48,8 +49,9 @@ def no_warm_start(monkeypatch, random_models):
 
 def configuration(tmp_path, name, *overrides):
     small = ["workload=micro_terminal", "scale=smoke", "scale.max_updates=3", "scale.budget_s=1000"]
-    small += ["scale.checkpoint_every_s=1000"]
-    small += ["batch.grpo.prompts=2", "batch.opd.prompts=2", "generation.max_turns=3"]
+    small += ["scale.checkpoint_every_s=1000", "scale.replicas=2"]
+    small += [f"batch.{name}.{what}" for name in ("grpo", "opd") for what in ("prompts=2", "trajectories=4")]
+    small += ["generation.max_turns=3"]
     small += ["generation.max_tokens_per_turn=12", f"runs={tmp_path}", f"cache={tmp_path / 'cache'}", f"name={name}"]
     return compose_run([*small, *overrides])
 
@@ -146,9 +148,41 @@ def test_two_learner_ranks_publish_the_policies_of_one(session, tmp_path):
         assert learnt == {f"update={u}/group={g}": g % ranks for u in range(3) for g in range(4)}
 
 
+def test_sync_and_thundersync_publish_the_same_policies(session, tmp_path):
+    """Grade 3 with whole runs: exact sums, Sync's learner after the barrier, ThunderSync's beside the rollout."""
+    settings = ["objective=opd", "objective.sums=exact"]
+    sync = train(configuration(tmp_path, "sync", *settings, "schedule=sync", "schedule.reduction=sums"), session)
+    streamed = train(configuration(tmp_path, "thundersync", *settings, "schedule=thundersync"), session)
+    runs = RunDirectory(sync), RunDirectory(streamed)
+    found = compare_runs(*runs)
+    assert (found.updates, found.hashes_equal, found.hashes_distinct) == (3, 3, 3)
+    assert found.groups == 6 and found.sources_before_close > 0
+    lines = (streamed / "updates.jsonl").read_text().splitlines()
+    policy = runs[1].read(UpdateRecord)[1].policy_hash
+    (streamed / "updates.jsonl").write_text("\n".join(lines).replace(policy, policy[::-1]) + "\n")
+    assert compare_runs(*runs).hashes_equal == 2
+    (streamed / "updates.jsonl").write_text("\n".join(lines[:2]) + "\n")
+    with pytest.raises(RecordError, match="has 3 updates and .* has 2"):
+        compare_runs(*runs)
+
+
+@pytest.mark.parametrize("release", ["content", "turn_forward"])
+def test_other_releases_of_opd_take_the_direction_of_turn_eager(release, session, tmp_path):
+    """Its norm at least, of the same tokens: the releases sum in another order."""
+    settings = ["objective=opd", "schedule=thundersync", "scale.max_updates=1"]
+    runs = [
+        RunDirectory(train(configuration(tmp_path, name, *settings, f"objective.release={name}"), session))
+        for name in ("turn_eager", release)
+    ]
+    norms = [run.read(UpdateRecord)[0].gradient_norm for run in runs]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5) and norms[0] > 0
+
+
 def test_more_ranks_than_the_session_has_are_refused(session, tmp_path):
     with pytest.raises(ConfigError, match="scale.learner_ranks is 3, but the session was opened for 2"):
         train(configuration(tmp_path, "run", "scale.learner_ranks=3"), session)
+    with pytest.raises(ConfigError, match="scale.replicas is 1, but the session was opened for 2"):
+        train(configuration(tmp_path, "run", "scale.replicas=1"), session)
 
 
 def interrupt_after(path, updates):
@@ -226,7 +260,7 @@ def test_a_replica_that_serves_one_wrong_bit_is_named(session, random_models, tm
         objective=GRPO(prompts=1),
         optimizer=AdamWSettings(learning_rate=1e-3),
     )
-    version, digest = ray.get(learner.configure.remote(spec, Seat(rank=0, size=1, address="")))
+    version, digest = ray.get(learner.configure.remote(spec, Seat(rank=0, size=1, address="", timeout_s=60.0)))
     damaged = ray.remote(num_cpus=0, max_concurrency=16)(one_byte_astray()).remote(session.placement.rollout_cores)
     replicas = {"replica-0": session.replicas["replica-0"], "replica-1": damaged}
     replica = ReplicaSpec(

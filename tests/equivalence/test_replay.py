@@ -19,7 +19,7 @@ from thundersync.batch import GroupKey, GroupPlan, LogicalBatch, Task, Trajector
 from thundersync.equivalence import compare
 from thundersync.equivalence.check import Subject, check, replayed_updates
 from thundersync.equivalence.end_to_end import EndToEnd
-from thundersync.equivalence.replay import Variant, reordered, replay
+from thundersync.equivalence.replay import Recording, Variant, reordered, replay
 from thundersync.equivalence.workers import Workers
 from thundersync.learner.optimizer import AdamWSettings
 from thundersync.objectives import GRPO, OPD
@@ -30,7 +30,7 @@ from thundersync.records.files import to_line
 
 VOCAB, GROUPS, SIZE, UPDATES = 31, 2, 3, 3
 SETTINGS = AdamWSettings(learning_rate=1e-3)
-RELEASES = {"grpo": ("trajectory", "content", "turn_forward"), "opd": ("turn_eager", "turn_forward")}
+RELEASES = {"grpo": ("trajectory", "content", "turn_forward"), "opd": ("turn_eager", "content", "turn_forward")}
 
 
 @pytest.fixture(scope="module")
@@ -90,12 +90,14 @@ def _events(key: TrajectoryKey, prompt, rng) -> list:
     return [*events, ContentReady(trajectory=whole, at=0.0), RewardReady(trajectory=graded, at=0.0)]
 
 
+def recording(policy, name: str) -> Recording:
+    objective = GRPO(prompts=GROUPS) if name == "grpo" else OPD()
+    return Recording(policy=policy, objective=objective, settings=SETTINGS, batches=batches())
+
+
 def subject(policy, name: str) -> Subject:
     return Subject(
-        policy=policy,
-        objective=GRPO(prompts=GROUPS) if name == "grpo" else OPD(),
-        settings=SETTINGS,
-        batches=batches(),
+        recording=recording(policy, name),
         releases=RELEASES[name],
         exact_exponent=-44,
     )
@@ -121,6 +123,9 @@ def test_the_whole_check_holds_for_every_release(policy, checked, name):
     assert all(c.relative_error < 1e-12 for c in findings.fp64.values())
     assert 1e-3 < findings.bf16_sync.relative_error < 0.2  # BF16 keeps 8 bits: it is really run in BF16
     assert len(findings.bf16_gaps) == UPDATES and all(findings.exact.values())
+    assert findings.exact_others == dict.fromkeys(RELEASES[name][1:], True)
+    assert findings.bf16_others.keys() == findings.exact_others.keys()
+    assert all(1e-3 < error < 0.2 for error in findings.bf16_others.values())
     assert 0 < findings.ranks.relative_error < 2e-6 and findings.ranks_exact  # other sums, so other bits in FP32
     assert findings.exact_memory == 2
 
@@ -128,13 +133,13 @@ def test_the_whole_check_holds_for_every_release(policy, checked, name):
 @pytest.mark.parametrize(
     ("field", "words"),
     [("fp32", "first direction"), ("fp64", "FP64"), ("ranks", "two ranks"), ("ranks_exact", "two ranks ended"),
-     ("exact", "random order 1 ended")],
+     ("exact", "random order 1 ended"), ("exact_others", "release content ended")],
 )  # fmt: skip
 def test_each_finding_can_break(checked, field, words):
     good = checked["opd"][0]
     bad = replace(good.ranks, relative_error=1e-5)
     broken = {"fp32": {"r": bad}, "fp64": {"r": bad}, "ranks": bad, "ranks_exact": False}
-    broken |= {"exact": good.exact | {"random order 1": False}}
+    broken |= {"exact": good.exact | {"random order 1": False}, "exact_others": {"content": False}}
     (complaint,) = replace(good, **{field: broken[field]}).broken()
     assert words in complaint
 
@@ -171,19 +176,19 @@ def test_a_gradient_that_is_off_is_noticed(policy, monkeypatch):
     """Dropping what the continuations owe to the prompt must break the check."""
     from thundersync.streaming.open_group import OpenGroup
 
-    one = subject(policy, "grpo")
-    reference = replay(policy, one.objective, SETTINGS, one.batches, Variant(schedule="sync", release="trajectory"))
+    one = recording(policy, "grpo")
+    reference = replay(one, Variant(schedule="sync", release="trajectory"))
     monkeypatch.setattr(OpenGroup, "_backward_through_prompt", lambda self, *beta: None)
-    ours = replay(policy, one.objective, SETTINGS, one.batches, Variant(schedule="thundersync", release="trajectory"))
+    ours = replay(one, Variant(schedule="thundersync", release="trajectory"))
     assert any("first direction" in words for words in compare.broken_fp32(compare.compare(ours, reference)))
 
 
 def test_fp32_sums_end_in_other_bits_in_another_order(policy):
     """So the exact comparison can fail."""
-    one = subject(policy, "grpo")
+    one = recording(policy, "grpo")
     variant = Variant(schedule="thundersync", release="trajectory")
-    shuffled = reordered(one.batches, torch.Generator().manual_seed(1))
-    hashes = [replay(policy, one.objective, SETTINGS, b, variant).hashes for b in (one.batches, shuffled)]
+    shuffled = replace(one, batches=reordered(one.batches, torch.Generator().manual_seed(1)))
+    hashes = [replay(r, variant).hashes for r in (one, shuffled)]
     assert hashes[0] != hashes[1]
 
 
@@ -192,9 +197,9 @@ def test_a_recording_survives_the_file(policy, tmp_path):
     original = batches()
     path.write_text("".join(to_line(batch_event_record(e)) + "\n" for _, events in original for e in events))
     restored = recorded_batches(read_lines(path, BatchEventRecord))
-    one = subject(policy, "opd")
+    one = recording(policy, "opd")
     variant = Variant(schedule="thundersync", release="turn_eager")
-    hashes = [replay(policy, one.objective, SETTINGS, b, variant).hashes for b in (original, restored)]
+    hashes = [replay(replace(one, batches=b), variant).hashes for b in (original, restored)]
     assert hashes[0] == hashes[1] and len(set(hashes[0])) == UPDATES
 
 

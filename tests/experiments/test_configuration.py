@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 from pathlib import Path
 
 import pytest
 
+from experiments import equivalence
 from experiments.compose import CONF, checked_overrides, compose_run
 from experiments.matched_performance import plan
 from thundersync.config import ConfigError, parse_config
@@ -104,7 +106,7 @@ def test_each_objective_is_built_from_its_settings():
     assert built("objective=dr_grpo", "generation.max_generated_tokens=96") == DrGRPO(prompts=2, length=96)
     assert built("objective=rloo") == RLOO(prompts=2, score="sequence")
     assert built("objective=rloo", "objective.score=token_mean") == RLOO(prompts=2, score="token_mean")
-    assert built("objective=reinforce") == REINFORCE(trajectories=2 * 4)
+    assert built("objective=reinforce") == REINFORCE(trajectories=2 * 2)
     assert built("objective=opd") == OPD()
 
 
@@ -175,3 +177,12 @@ def test_the_campaign_fixes_targets_first_and_finishes_a_seed_before_the_next():
     assert [c.seed for c in configs] == [41] * 4 + [42] * 16 + [43] * 16
     assert len({c.name for c in configs}) == len(configs)
     assert all(Path(c.runs) == Path("runs/fig5/smoke") for c in configs)
+
+
+def test_figures_11_and_12_are_refused_with_what_their_hardware_is():
+    """`make reproduce-fig11` is the check at the paper's scale; at embedded scale its policy is not widened."""
+    arguments = argparse.Namespace(overrides=["scale=paper"])
+    with pytest.raises(ConfigError, match="scale=paper needs .*CUDA GPUs"):
+        require_available(equivalence.configuration(arguments, "grpo", "sync", 20))
+    arguments.overrides = []
+    assert equivalence.configuration(arguments, "opd", "sync", 10).model.intermediate is None

@@ -50,9 +50,8 @@ def simulate(schedule, *, turns=None, publication=0.5, prompts=2, size=3, slots=
         group_size=size,
         slots=slots,
         updates=updates,
-        needs_reward=release in ("trajectory", "content"),
         turn_events=True,
-        **options,
+        **{"needs_reward": release in ("trajectory", "content")} | options,
     )
     return run_simulation(setting, durations), durations
 
@@ -219,6 +218,16 @@ def test_the_cap_bounds_the_groups_that_hold_statistics(cap, slots, release):
                 held.add(GroupKey(receipt.key.update, receipt.key.group))
                 assert len(held) <= cap
         assert not held
+
+
+def test_content_without_a_reward_to_wait_for_closes_with_its_tokens():
+    """OPD: every trajectory is learnt once, and none is held; a cap on open groups defers it whole."""
+    for cap in (None, 1):
+        journal, _ = simulate("thundersync", release="content", needs_reward=False, open_groups=cap, updates=1)
+        learnt = [receipt for receipt in journal.receipts if receipt.kind != "group"]
+        assert sorted(receipt.key for receipt in learnt) == sorted(journal.published[0].batch.keys)
+        assert {receipt.kind for receipt in learnt} == {"source"}
+        assert {receipt.deferred for receipt in learnt} == ({""} if cap is None else {"", "open_groups"})
 
 
 @settings(max_examples=30, deadline=None)

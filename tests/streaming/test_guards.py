@@ -137,6 +137,20 @@ def test_parameters_changed_before_closing(grpo, change):
         grpo.close()
 
 
+def test_a_frozen_parameter_changed():
+    """As the base weights of adapters: no gradient of theirs is taken, but all gradients depend on them."""
+    model = tiny_model()
+    model.lm_head.weight.requires_grad_(False)
+    stream = GradientStream(model, GRPO(prompts=1))
+    stream.open()
+    stream.open_group("a", size=2, prompt_ids=PROMPT)
+    stream.add_trajectory("a", 0, source())
+    with torch.no_grad():
+        model.lm_head.weight.mul_(1.1)
+    with pytest.raises(RuntimeError, match="parameters changed while a batch was open"):
+        stream.add_trajectory("a", 1, source(reward=0.0))
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite_names_its_source_and_is_not_folded(grpo, value):
     grpo.add_trajectory("a", 0, source(reward=0.0))
@@ -147,6 +161,40 @@ def test_a_gradient_that_is_not_finite_names_its_source_and_is_not_folded(grpo, 
     grpo.add_trajectory("a", 1, source(ids=[9, 8, 7, 6]))
     grpo.close_group("a")
     assert flat(grpo.close()).isfinite().all()
+
+
+def test_a_trajectory_whose_closure_failed_cannot_be_closed_again(opd):
+    """Its adjoints were half replayed: a second closure would find none, and miss them without a word."""
+    for _ in range(2):
+        opd.add_turn("a", 0, source())
+    hook = opd.model.model.layers[0].mlp.register_full_backward_hook(lambda module, grads, _: (grads[0] * math.nan,))
+    with pytest.raises(FloatingPointError, match="group a, trajectory 0, deferred adjoints"):
+        opd.close_trajectory("a", 0)
+    hook.remove()
+    _only_abort_is_left(opd, "closing group a, trajectory 0 failed half-way")
+
+
+def test_a_group_whose_closure_failed_cannot_be_closed_again(grpo):
+    """Its combination had been added to the batch already: a second closure would add it twice."""
+    factor = 1.0
+    grpo.model.model.layers[0].mlp.register_full_backward_hook(lambda module, grads, _: (grads[0] * factor,))
+    for i in range(2):
+        grpo.add_trajectory("a", i, source(reward=float(i)))
+    factor = math.nan
+    with pytest.raises(FloatingPointError, match="group a, shared prompt"):
+        grpo.close_group("a")
+    factor = 1.0
+    _only_abort_is_left(grpo, "closing group a failed half-way")
+
+
+def _only_abort_is_left(stream: GradientStream, message: str) -> None:
+    calls = [lambda: stream.close_trajectory("a", 0), lambda: stream.add_trajectory("a", 1, source())]
+    for call in (*calls, lambda: stream.close_group("a"), stream.close):
+        with pytest.raises(RuntimeError, match=f"{message}.*abort"):
+            call()
+    stream.abort()
+    stream.open()
+    stream.open_group("a", size=2, prompt_ids=PROMPT)
 
 
 @pytest.mark.parametrize("reward", [None, math.nan])
@@ -168,6 +216,9 @@ def test_dropout():
         stream.open()
     model.eval()
     stream.open()
+    model.train()
+    with pytest.raises(RuntimeError, match="dropout is active .*lm_head.0"):
+        stream.close()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from plain_gradients import random_group, tiny_model
 
 from thundersync.objectives import GRPO, OPD
 from thundersync.streaming import Continuation, GradientStream
-from thundersync.streaming.exact_sums import Grid
+from thundersync.streaming.exact_sums import ExactSums, Grid
 from thundersync.streaming.host_memory import sums_bound
 from thundersync.streaming.running_sums import RunningSums
 
@@ -27,13 +27,13 @@ def only_new_objects():
     gc.unfreeze()
 
 
-def live_buffers(numbers: int) -> int:
-    """Bytes of all storages of that many FP32 numbers, found without asking the stream."""
+def live_buffers(numbers: int, wide: int = 4) -> int:
+    """Bytes of all storages of that many FP32 (wide: int64 or FP64) numbers, found without asking the stream."""
     storages = {}
     for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor) and thing.dtype == torch.float32:
+        if issubclass(type(thing), torch.Tensor) and thing.dtype.itemsize == wide:
             storage = thing.untyped_storage()
-            if storage.nbytes() == 4 * numbers:
+            if storage.nbytes() == wide * numbers:
                 storages[storage.data_ptr()] = storage.nbytes()
     return sum(storages.values())
 
@@ -52,22 +52,24 @@ def add(stream: GradientStream, name: int, group, trajectory: int) -> None:
         stream.add_trajectory(name, trajectory, source)
 
 
+@pytest.mark.parametrize("grid", [None, Grid()], ids=["fp32", "exact"])
 @pytest.mark.parametrize("objective", [GRPO(prompts=GROUPS), OPD()], ids=lambda o: o.name)
 @pytest.mark.parametrize("together", [1, 3], ids=lambda k: f"k={k}")
-def test_measured_sums_are_those_of_the_formula(objective, together, monkeypatch, only_new_objects):
+def test_measured_sums_are_those_of_the_formula(objective, together, grid, monkeypatch, only_new_objects):
     """`together` groups are open at a time; buffers are counted at rest and inside every fold, also while closing."""
     model = tiny_model()
     P = sum(p.numel() for p in model.parameters())
     rng = np.random.default_rng(0)
     groups = [random_group(rng, SIZE) for _ in range(GROUPS)]
-    stream, seen = GradientStream(model, objective), []
-    fold = RunningSums.fold
+    stream, seen, wide = GradientStream(model, objective, grid=grid), [], 4 if grid is None else 8
+    sums = RunningSums if grid is None else ExactSums
+    fold = sums.fold
 
     def watched(self, phi, gradients):
-        seen.append(live_buffers(P))
+        seen.append(live_buffers(P, wide))
         fold(self, phi, gradients)
 
-    monkeypatch.setattr(RunningSums, "fold", watched)
+    monkeypatch.setattr(sums, "fold", watched)
     stream.open()
     for start in range(0, GROUPS, together):
         names = range(start, min(GROUPS, start + together))
@@ -76,19 +78,20 @@ def test_measured_sums_are_those_of_the_formula(objective, together, monkeypatch
         for trajectory in range(SIZE):
             for name in names:
                 add(stream, name, groups[name], trajectory)
-                assert stream.memory.sums == live_buffers(P)
+                assert stream.memory.sums == live_buffers(P, wide)
         k = 0 if objective.scope == "source" else len(names)
-        assert stream.memory.groups == k and stream.memory.sums == sums_bound(P, k)
+        assert stream.memory.groups == k and stream.memory.sums == sums_bound(P, k, 0, wide)
         assert stream.memory.adjoints > 0
         for name in names:
             stream.close_group(name)
-            assert stream.memory.sums == live_buffers(P)
-        assert (stream.memory.sums, stream.memory.adjoints, stream.memory.groups) == (4 * P, 0, 0)
+            assert stream.memory.sums == live_buffers(P, wide)
+        assert (stream.memory.sums, stream.memory.adjoints, stream.memory.groups) == (wide * P, 0, 0)
     k = 0 if objective.scope == "source" else together
-    assert max(seen) == stream.memory.peak_sums == sums_bound(P, stream.memory.peak_groups) == 4 * (2 * k + 1) * P
+    bound = sums_bound(P, stream.memory.peak_groups, 0, wide)
+    assert max(seen) == stream.memory.peak_sums == bound == wide * (2 * k + 1) * P
     stream.close()
     gc.collect()
-    assert live_buffers(P) == stream.memory.sums == 0
+    assert live_buffers(P, wide) == stream.memory.sums == 0
 
 
 def held_bytes(shapes: list[torch.Size], own: set[int]) -> int:

@@ -7,6 +7,7 @@ Equation 1.
 from __future__ import annotations
 
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 import ray
@@ -48,7 +49,8 @@ class LearnerProcess:
         if self._rank is not None:
             self._rank.ranks.leave()
         alone = seat.size == 1
-        ranks = ALONE if alone else RankGroup.join(seat.address, rank=seat.rank, size=seat.size)
+        meeting = {"rank": seat.rank, "size": seat.size, "timeout_s": seat.timeout_s}
+        ranks = ALONE if alone else RankGroup.join(seat.address, **meeting)
         grid = None if spec.exact_exponent is None else Grid(exponent=spec.exact_exponent)
         self._rank = LearnerRank(
             load_policy(spec.policy, lora=spec.lora),
@@ -80,8 +82,8 @@ class LearnerProcess:
     def forward_turn(self, event: TurnReady) -> Receipt:
         return self._rank.forward_turn(event)
 
-    def learn_content(self, event: ContentReady) -> Receipt:
-        return self._rank.learn_content(event)
+    def learn_content(self, event: ContentReady, turns: Sequence[TurnReady] = ()) -> Receipt:
+        return self._rank.learn_content(event, turns)
 
     def bind_reward(self, event: RewardReady) -> Receipt:
         return self._rank.bind_reward(event)

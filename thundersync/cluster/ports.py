@@ -88,8 +88,8 @@ class RayLearner:
     async def forward_turn(self, event: TurnReady) -> Receipt:
         return await self._of(event).forward_turn.remote(event)
 
-    async def learn_content(self, event: ContentReady) -> Receipt:
-        return await self._of(event).learn_content.remote(event)
+    async def learn_content(self, event: ContentReady, turns: Sequence[TurnReady] = ()) -> Receipt:
+        return await self._of(event).learn_content.remote(event, turns)
 
     async def bind_reward(self, event: RewardReady) -> Receipt:
         return await self._of(event).bind_reward.remote(event)

@@ -14,6 +14,7 @@ import ray
 from thundersync.cluster.independence import core_independence
 from thundersync.cluster.peak import core_peak
 from thundersync.cluster.placement import Placement, descendants, pin, pin_unpinned, place
+from thundersync.environments import require_sandbox
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +39,12 @@ class Session:
 
 @contextmanager
 def open_session(replicas: int, learner_ranks: int = 1) -> Iterator[Session]:
-    """Starts Ray and the actors. Raises what an actor raised while starting, such as SandboxMissing."""
+    """Starts Ray and the actors. Raises SandboxMissing before, and what an actor raised while starting."""
     from thundersync.cluster.learner import LearnerActor
     from thundersync.cluster.replica import RolloutReplicaActor
     from thundersync.cluster.teacher import TeacherActor
 
+    require_sandbox()
     placement = place(learner_ranks)
     if shortage := placement.shortage(learner_ranks):
         print(f"note: {shortage}; they work, but not faster than one", file=sys.stderr)

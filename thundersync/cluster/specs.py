@@ -59,3 +59,5 @@ class Seat:
     size: int
     address: str
     """Of rank 0, as torch.distributed takes it; unused by a rank alone."""
+    timeout_s: float
+    """How long a rank waits for the others: as long as the controller waits for the learner."""

@@ -135,10 +135,14 @@ def _first(tasks: tuple[Task, ...], count: int | None, setting: str) -> tuple[Ta
     return tasks[:count]
 
 
+class TaskError(ValueError):
+    """A task that proves nothing: doing nothing solves it, or its reference does not."""
+
+
 async def validate_task(workload: Workload, task_id: str) -> tuple[Verdict, Verdict]:
     """Verdicts of the no-op and of the reference (Appendix C.2, executable validation).
 
-    Raises ValueError naming the task if the no-op succeeds or the reference does not.
+    Raises TaskError naming the task if the no-op succeeds or the reference does not.
     """
     verdicts = []
     for commands in ([], workload.reference_commands(task_id)):
@@ -151,8 +155,13 @@ async def validate_task(workload: Workload, task_id: str) -> tuple[Verdict, Verd
             await episode.close()
     noop, reference = verdicts
     if noop.success:
-        raise ValueError(f"task {task_id} of {workload.name} is solved by doing nothing: exclude it")
+        raise TaskError(f"task {task_id} of {workload.name} is solved by doing nothing: exclude it")
+    require_solved(workload, task_id, reference)
+    return noop, reference
+
+
+def require_solved(workload: Workload, task_id: str, reference: Verdict) -> None:
+    """Raises TaskError, naming the task, when the verdict of its reference is not success."""
     if not reference.success:
         failed = [test for test, passed in reference.tests.items() if not passed]
-        raise ValueError(f"task {task_id} of {workload.name}: its reference fails {', '.join(failed)}: exclude it")
-    return noop, reference
+        raise TaskError(f"task {task_id} of {workload.name}: its reference fails {', '.join(failed)}: exclude it")

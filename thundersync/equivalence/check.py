@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 import torch
 
-from thundersync.equivalence.compare import Comparison, broken_fp32, broken_fp64, compare
+from thundersync.equivalence.compare import Comparison, broken_fp32, broken_fp64, compare, relative_error
 from thundersync.equivalence.precision import native_bf16
-from thundersync.equivalence.replay import Batches, Replay, Variant, reordered
+from thundersync.equivalence.replay import Batches, Recording, Replay, Variant, reordered
 from thundersync.equivalence.workers import Job, Workers, taken
-from thundersync.learner.optimizer import AdamWSettings
-from thundersync.objectives.objective import Objective
 
 SHUFFLES = 2
 """Random arrival orders in which ThunderSync's exact sums are held to the bits of Sync's, beside two ranks."""
@@ -25,12 +22,9 @@ EMULATED_BF16_BATCHES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is replayed."""
+    """What is checked."""
 
-    policy: Path
-    objective: Objective
-    settings: AdamWSettings
-    batches: Batches
+    recording: Recording
     releases: tuple[str, ...]
     """Release policies of the objective; the first is the default one."""
     exact_exponent: int
@@ -50,8 +44,12 @@ class Findings:
     """ThunderSync BF16 against Sync FP32."""
     bf16_gaps: tuple[float, ...]
     """Equation 30 between the schedules, both BF16."""
+    bf16_others: dict[str, float]
+    """Release that is not the default -> relative error of its first direction in BF16 against Sync FP32."""
     exact: dict[str, bool]
     """Arrival order -> the same policy hash as Sync `sums` after every update."""
+    exact_others: dict[str, bool]
+    """Release that is not the default -> in a random order the same policy hash as its Sync `sums`, after one batch."""
     exact_underflow: float
     exact_cost: float
     """Learner time with exact sums over that with FP32 sums, same batches and release."""
@@ -69,7 +67,8 @@ class Findings:
         found = [f"{release}: {words}" for release, c in self.fp32.items() for words in broken_fp32(c)]
         found += [f"{release}: {words}" for release, c in self.fp64.items() for words in broken_fp64(c)]
         found += [f"two ranks: {words}" for words in broken_fp32(self.ranks)]
-        held = self.exact | {"two ranks": self.ranks_exact}
+        held = self.exact | {f"release {name}": same for name, same in self.exact_others.items()}
+        held |= {"two ranks": self.ranks_exact}
         found += [f"exact sums: {order} ended in other bits than Sync" for order, same in held.items() if not same]
         return found
 
@@ -88,15 +87,18 @@ class Futures:
     fp64: dict[str, Future]
     bf16_sync: Future
     bf16: Future
+    bf16_others: dict[str, Future]
     exact_sync: Future
     exact: dict[str, Future]
+    exact_others: dict[str, tuple[Future, Future]]
+    """Sync `sums` in the recorded order, and ThunderSync in a random one."""
     exact_ranks: list[Future]
 
 
 def check(subject: Subject, workers: Workers, *, on_updates: Callable[[int], object] = lambda count: None) -> Findings:
     """Runs every replay of the subject. `on_updates` hears of `replayed_updates(subject)` updates in all."""
     started = _start(subject, workers)
-    some, updates = len(_bf16_batches(subject)), len(subject.batches)
+    some, updates = len(_bf16_batches(subject.recording.batches)), len(subject.recording.batches)
 
     def take(future: Future, count: int) -> Replay:
         result = taken(future)
@@ -116,8 +118,10 @@ def check(subject: Subject, workers: Workers, *, on_updates: Callable[[int], obj
     fp64 = {release: compare(take(future, 1), wide) for release, future in started.fp64.items()}
     beginning = replace(reference, parameters=reference.parameters[:some])
     bf16_sync, bf16_ours = take(started.bf16_sync, some), take(started.bf16, some)
+    bf16_others = {name: take(future, 1) for name, future in started.bf16_others.items()}
     exact_sync = take(started.exact_sync, updates)
     exact = {order: take(future, updates) for order, future in started.exact.items()}
+    exact_others = {name: [take(f, 1).hashes for f in pair] for name, pair in started.exact_others.items()}
     exact_ranks = [take(started.exact_ranks[0], updates), *map(taken, started.exact_ranks[1:])]
     some_exact = next(iter(exact.values()))
     return Findings(
@@ -126,7 +130,11 @@ def check(subject: Subject, workers: Workers, *, on_updates: Callable[[int], obj
         bf16_sync=compare(bf16_sync, beginning),
         bf16_thundersync=compare(bf16_ours, beginning),
         bf16_gaps=compare(bf16_ours, bf16_sync).gaps,
+        bf16_others={
+            name: relative_error(found.direction_P, reference.direction_P) for name, found in bf16_others.items()
+        },
         exact={order: result.hashes == exact_sync.hashes for order, result in exact.items()},
+        exact_others={name: sync == streamed for name, (sync, streamed) in exact_others.items()},
         exact_underflow=exact_sync.underflow,
         exact_cost=some_exact.learner_s / ours.learner_s,
         exact_memory=some_exact.sums_bytes / ours.sums_bytes,
@@ -139,24 +147,23 @@ def check(subject: Subject, workers: Workers, *, on_updates: Callable[[int], obj
 def _start(subject: Subject, workers: Workers) -> Futures:
     sync = Variant(schedule="sync", release=subject.releases[0])
     streamed = {release: Variant(schedule="thundersync", release=release) for release in subject.releases}
-    default = streamed[subject.releases[0]]
-    exact = replace(default, exact_exponent=subject.exact_exponent)
+    default, others = streamed[subject.releases[0]], subject.releases[1:]
+    exact = {r: replace(variant, exact_exponent=subject.exact_exponent) for r, variant in streamed.items()}
+    exact_default = exact[subject.releases[0]]
     generator = torch.Generator().manual_seed(0)
 
-    def job(variant: Variant, batches: Batches = subject.batches, bits_only: bool = False) -> Job:
-        return Job(
-            policy=subject.policy,
-            objective=subject.objective,
-            settings=subject.settings,
-            batches=batches,
-            variant=variant,
-            bits_only=bits_only,
-        )
+    batches = subject.recording.batches
 
-    def start(variant: Variant, batches: Batches = subject.batches, bits_only: bool = False) -> Future:
+    def job(variant: Variant, batches: Batches = batches, bits_only: bool = False) -> Job:
+        return Job(recording=replace(subject.recording, batches=batches), variant=variant, bits_only=bits_only)
+
+    def start(variant: Variant, batches: Batches = batches, bits_only: bool = False) -> Future:
         return workers.submit(job(variant, batches, bits_only))
 
-    first, some = subject.batches[:1], _bf16_batches(subject)
+    def sums(variant: Variant) -> Variant:
+        return replace(variant, schedule="sync", reduction="sums")
+
+    first, some = batches[:1], _bf16_batches(batches)
     return Futures(
         sync=start(sync),
         fp32={release: start(variant) for release, variant in streamed.items()},
@@ -165,23 +172,32 @@ def _start(subject: Subject, workers: Workers) -> Futures:
         fp64={release: start(replace(variant, precision="fp64"), first) for release, variant in streamed.items()},
         bf16_sync=start(replace(sync, precision="bf16"), some),
         bf16=start(replace(default, precision="bf16"), some),
-        exact_sync=start(replace(exact, schedule="sync", reduction="sums"), bits_only=True),
+        bf16_others={r: start(replace(streamed[r], precision="bf16"), first) for r in others},
+        exact_sync=start(sums(exact_default), bits_only=True),
         exact={
-            f"random order {i + 1}": start(exact, reordered(subject.batches, generator), bits_only=True)
+            f"random order {i + 1}": start(exact_default, reordered(batches, generator), bits_only=True)
             for i in range(SHUFFLES)
         },
-        exact_ranks=workers.submit_ranks(job(exact, bits_only=True)),
+        exact_others={
+            r: (
+                start(sums(exact[r]), first, bits_only=True),
+                start(exact[r], reordered(first, generator), bits_only=True),
+            )
+            for r in others
+        },
+        exact_ranks=workers.submit_ranks(job(exact_default, bits_only=True)),
     )
 
 
 def replayed_updates(subject: Subject) -> int:
     """Updates of all replays of `check`, for a progress bar."""
     long = 1 + len(subject.releases) + 1 + 1 + SHUFFLES + 1
-    return long * len(subject.batches) + 1 + len(subject.releases) + 2 * len(_bf16_batches(subject))
+    batches, others = subject.recording.batches, len(subject.releases) - 1
+    return long * len(batches) + 1 + len(subject.releases) + 2 * len(_bf16_batches(batches)) + 3 * others
 
 
-def _bf16_batches(subject: Subject) -> Batches:
-    return subject.batches if native_bf16() else subject.batches[:EMULATED_BF16_BATCHES]
+def _bf16_batches(batches: Batches) -> Batches:
+    return batches if native_bf16() else batches[:EMULATED_BF16_BATCHES]
 
 
 def _sample(*replays: Replay, coordinates: int = 2000) -> dict[str, list[float]]:

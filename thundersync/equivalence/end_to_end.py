@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thundersync.records import RunDirectory, TrajectoryRecord, UpdateRecord
+from thundersync.records import RecordError, RunDirectory, TrajectoryRecord, UpdateRecord
 
 LEAST_UPDATES = 20
 
@@ -49,8 +49,18 @@ class EndToEnd:
 
 
 def compare_runs(sync: RunDirectory, thundersync: RunDirectory) -> EndToEnd:
-    """From the records of a Sync `sums` run and a ThunderSync run of the same configuration and seed."""
-    pairs = list(zip(sync.read(UpdateRecord), thundersync.read(UpdateRecord), strict=False))
+    """From the records of a Sync `sums` run and a ThunderSync run of the same configuration and seed.
+
+    Raises RecordError when they do not have the same updates.
+    """
+    updates = sync.read(UpdateRecord), thundersync.read(UpdateRecord)
+    numbers = [[update.update for update in run] for run in updates]
+    if numbers[0] != numbers[1]:
+        raise RecordError(
+            f"{sync.path} has {len(numbers[0])} updates and {thundersync.path} has {len(numbers[1])}, or other ones: "
+            "only runs of the same updates can be compared"
+        )
+    pairs = list(zip(*updates, strict=True))
     orders = [_orders(sync), _orders(thundersync)]
     return EndToEnd(
         updates=len(pairs),

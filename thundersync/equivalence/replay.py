@@ -30,6 +30,17 @@ Batches = Sequence[tuple[LogicalBatch, Sequence[Event]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """What is learnt again."""
+
+    policy: Path
+    """The directory of the policy that the batches start from."""
+    objective: Objective
+    settings: AdamWSettings
+    batches: Batches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
     """One way to learn the same batches."""
 
@@ -63,26 +74,26 @@ class Replay:
 
 
 def replay(
-    policy: Path,
-    objective: Objective,
-    settings: AdamWSettings,
-    batches: Batches,
+    recording: Recording,
     variant: Variant,
     *,
     ranks: RankGroup = ALONE,
     on_update: Callable[[], None] = lambda: None,
     bits_only: bool = False,
 ) -> Replay:
-    """Learns the batches from the policy saved in a directory. Deterministic on one thread.
+    """Learns the batches from the recorded policy. Deterministic on one thread.
 
     With `bits_only` it keeps no tensors, for a replay whose hashes say all.
     Among several `ranks`, each in a process of its own, all call it alike: each learns its groups.
     """
     grid = None if variant.exact_exponent is None else Grid(exponent=variant.exact_exponent)
     # Rounded to BF16 first: every precision starts from the same parameters theta_0, as a BF16 checkpoint would give.
-    model = load_policy(policy, dtype=torch.bfloat16).to(PRECISIONS[variant.precision])
+    model = load_policy(recording.policy, dtype=torch.bfloat16).to(PRECISIONS[variant.precision])
+    objective, batches = recording.objective, recording.batches
     version = batches[0][0].update
-    rank = LearnerRank(model, objective, settings, now=time.perf_counter, ranks=ranks, version=version, grid=grid)
+    rank = LearnerRank(
+        model, objective, recording.settings, now=time.perf_counter, ranks=ranks, version=version, grid=grid
+    )
     # All ranks take part in collecting the masters, whatever each of them keeps.
     result = Replay(start_P=_kept(_flat(rank), bits_only))
     optimizer_step = rank.optimizer.step
@@ -174,8 +185,8 @@ class LocalLearner:
     async def forward_turn(self, event: TurnReady):
         return self._learn(self._rank.forward_turn, event)
 
-    async def learn_content(self, event: ContentReady):
-        return self._learn(self._rank.learn_content, event)
+    async def learn_content(self, event: ContentReady, turns: Sequence[TurnReady] = ()):
+        return self._rank.learn_content(event, turns) if self._owns(event) else None
 
     async def bind_reward(self, event: RewardReady):
         return self._learn(self._rank.bind_reward, event)

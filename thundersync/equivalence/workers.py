@@ -18,23 +18,20 @@ from pathlib import Path
 
 import torch
 
-from thundersync.equivalence.replay import Batches, Replay, Variant, replay
-from thundersync.learner.optimizer import AdamWSettings
+from thundersync.equivalence.replay import Recording, Replay, Variant, replay
 from thundersync.learner.ranks import ALONE, RankGroup
-from thundersync.objectives.objective import Objective
 
 MOST_WORKERS = 4
 RANKS = 2
+RANK_TIMEOUT_S = 3600.0
+"""One rank may have to wait for a worker that still replays something else."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """One replay, as a worker is told of it."""
 
-    policy: Path
-    objective: Objective
-    settings: AdamWSettings
-    batches: Batches
+    recording: Recording
     variant: Variant
     bits_only: bool = False
     """Whether its hashes are enough."""
@@ -91,10 +88,10 @@ def _alone(results: str) -> Iterator[None]:
 
 def _work(job: Job, results: str, address: str | None = None, rank: int = 0, alone: bool = False) -> Path:
     """The replay goes through a file: between processes tensors would need shared memory of their size."""
-    ranks = ALONE if address is None else RankGroup.join(address, rank=rank, size=RANKS)
-    subject = (job.policy, job.objective, job.settings, job.batches, job.variant)
+    meeting = {"rank": rank, "size": RANKS, "timeout_s": RANK_TIMEOUT_S}
+    ranks = ALONE if address is None else RankGroup.join(address, **meeting)
     with _alone(results) if alone else nullcontext():
-        result = replay(*subject, ranks=ranks, bits_only=job.bits_only or rank > 0)
+        result = replay(job.recording, job.variant, ranks=ranks, bits_only=job.bits_only or rank > 0)
     ranks.leave()
     handle, path = tempfile.mkstemp(dir=results)
     with open(handle, "wb") as file:

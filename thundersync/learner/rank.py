@@ -129,12 +129,22 @@ class LearnerRank:
         self.stream.forward_turn(group, key.trajectory, _turn_source(event), turn=key.turn)
         return self._receipt(key, "source", event.at, started, len(event.turn.ids))
 
-    def learn_content(self, event: ContentReady) -> Receipt:
-        """Forward and backward of one trajectory, held until its reward comes (release `content`)."""
+    def learn_content(self, event: ContentReady, turns: Sequence[TurnReady] = ()) -> Receipt:
+        """Forward and backward of one trajectory whose tokens are final (release `content`).
+
+        Held until its reward comes; folded at once where the objective needs none: then `turns` are its turns, scored
+        by the teacher.
+        """
         started, key = self._now(), event.key
-        whole = Gathered.of(event)
-        group = self._open_group(key.group_key, whole.prompt_ids_P)
-        self.stream.add_content(group, key.trajectory, whole.continuation())
+        if self.objective.needs_reward:
+            whole = Gathered.of(event)
+            group = self._open_group(key.group_key, whole.prompt_ids_P)
+            self.stream.add_content(group, key.trajectory, whole.continuation())
+        else:
+            whole = gather_turns([*turns, event])[key]
+            group = self._open_group(key.group_key, whole.prompt_ids_P)
+            self.stream.add_trajectory(group, key.trajectory, whole.continuation())
+            self._ledger.close(key)
         return self._receipt(SourceKey(*key), "source", event.at, started, whole.tokens)
 
     def bind_reward(self, event: RewardReady) -> Receipt:

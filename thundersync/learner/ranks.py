@@ -36,7 +36,7 @@ class RankGroup:
     size: int = 1
 
     @classmethod
-    def join(cls, address: str, *, rank: int, size: int, timeout_s: float = 600.0) -> RankGroup:
+    def join(cls, address: str, *, rank: int, size: int, timeout_s: float) -> RankGroup:
         """Meets the other ranks at `address` (as torch.distributed takes it: tcp://HOST:PORT of rank 0).
 
         A collective that some rank has not reached after `timeout_s` raises RuntimeError on the others.

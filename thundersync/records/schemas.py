@@ -119,6 +119,9 @@ class RunRecord(Record):
     recorded."""
     learner_peak_flops: Annotated[float, Field(gt=0)] | None = None
     """Peak rate P_d of one learner device (Equation 10), as measured when the session started. None: not recorded."""
+    cores: dict[str, tuple[int, ...]] | None = None
+    """`rollout` (with everything else) and `learner` -> the CPU cores that its processes are pinned to. None: not
+    recorded."""
     price_usd_per_device_hour: Annotated[float, Field(gt=0)] | None
     """None: no price is configured, so no cost is reported."""
     initialisation_seconds: Seconds

@@ -7,9 +7,10 @@ made the moment its event arrives, so the learner is never idle while a source i
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from thundersync.batch import GroupKey, Ledger, LogicalBatch, TrajectoryKey
 from thundersync.ports import ContentReady, Event, Journal, Learner, Receipt, RewardReady, TurnReady
@@ -38,6 +39,7 @@ class Feed:
         release       TurnReady       ContentReady                    RewardReady
         trajectory                                                    learn_trajectory, closes
         content                       learn_content, while u lasts    bind_reward, closes
+        content, with no reward needed:  learn_content, closes
         turn_eager    learn_turn      close_trajectory, closes
         turn_forward  forward_turn    close_trajectory, closes    or  close_trajectory, closes
 
@@ -53,6 +55,8 @@ class Feed:
         """The groups that hold statistics, by rank."""
         self._waiting: set[TrajectoryKey] = set()
         """Trajectories whose gradient is held until their reward comes."""
+        self._turns: defaultdict[TrajectoryKey, list[TurnReady]] = defaultdict(list)
+        """Turns that the learner gets with their trajectory (`content` where no reward is needed)."""
         self._deferred: deque[Event] = deque()
         self._passed_over: set[TrajectoryKey] = set()
         """Trajectories that are learnt when their reward comes, because others' gradients were waiting for theirs."""
@@ -72,6 +76,8 @@ class Feed:
         if group not in self._rank:
             raise ValueError(f"{event.key} belongs to no group of this batch: never registered, or trained already")
         if not self._is_work(event):
+            if isinstance(event, TurnReady) and not self._release.needs_reward:
+                self._turns[event.key.trajectory_key].append(event)
             return
         holding = self._holding[self._rank[group]]
         if group in holding or len(holding) < self._cap:
@@ -92,7 +98,7 @@ class Feed:
             case "trajectory":
                 return isinstance(event, RewardReady)
             case "content":
-                return not isinstance(event, TurnReady)
+                return isinstance(event, ContentReady) or self._closes(event)
         return isinstance(event, TurnReady) or self._closes(event)
 
     def _closes(self, event: Event) -> bool:
@@ -114,6 +120,8 @@ class Feed:
                 held = event.key in self._waiting
                 self._waiting.discard(event.key)
                 return learner.bind_reward if held else learner.learn_trajectory
+            case "content", ContentReady() if not self._release.needs_reward:
+                return partial(learner.learn_content, turns=self._turns.pop(event.key, []))
         if len(self._waiting) >= self._release.waiting_rewards:
             self._passed_over.add(event.key)
             return None  # it is learnt whole when its reward comes

@@ -85,7 +85,7 @@ def _draw_setting(rng: np.random.Generator, schedule: str | None) -> Setting:
         replicas=int(rng.integers(1, 4)),
         ranks=int(rng.integers(1, 4)),
         release=release,
-        needs_reward=release in ("trajectory", "content") or bool(rng.integers(2)),
+        needs_reward=release == "trajectory" or bool(rng.integers(2)),
         open_groups=[None, 1, 2][rng.integers(3)],
         waiting_rewards=int(rng.integers(1, 3)),
         reduction=["direct", "sums"][rng.integers(2)],

@@ -58,7 +58,7 @@ class VirtualLearner:
     async def learn_trajectory(self, event: RewardReady) -> Receipt:
         return await self._learn(event)
 
-    async def learn_content(self, event: ContentReady) -> Receipt:
+    async def learn_content(self, event: ContentReady, turns: Sequence[TurnReady] = ()) -> Receipt:
         return await self._learn(event)
 
     async def bind_reward(self, event: RewardReady) -> Receipt:

@@ -135,12 +135,18 @@ class ExactSums:
             add_up(flat)
 
     def combine(self, beta: Sequence[int], factor: float = 1.0) -> list[Tensor]:
-        """factor * unit * sum_b beta_b G_b as float64 tensors in the shapes of `like`; the sum is exact."""
+        """factor * unit * sum_b beta_b G_b as float64 tensors in the shapes of `like`; the sum is exact.
+
+        In place, so that closing needs no further buffer: the sums end. Raises OverflowError before that.
+        """
         self._require_room(sum(abs(int(b)) * most for b, most in zip(beta, self._most_b, strict=True)))
-        total = self._flat_b[0] * int(beta[0])
+        total = self._flat_b[0].mul_(int(beta[0]))
         for beta_b, G_b in zip(beta[1:], self._flat_b[1:], strict=True):
             total.add_(G_b, alpha=int(beta_b))
-        return self.split(total.double().mul_(self._grid.unit * factor))
+        wide = total.view(torch.float64)  # the same memory
+        for start in range(0, len(total), BLOCK):
+            wide[start : start + BLOCK] = total[start : start + BLOCK].double().mul_(self._grid.unit * factor)
+        return self.split(wide)
 
     def _require_room(self, most: int) -> None:
         if most >= MOST:

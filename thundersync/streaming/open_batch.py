@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -50,6 +51,8 @@ class OpenBatch:
         self._names = [name for name, _ in named]
         self._parameters = [p for _, p in named]
         self._fixed: FixedParameters | None = None
+        self._spoilt = ""
+        """What failed half-way in the open batch; empty for nothing."""
         self._sums: RunningSums | ExactSums | None = None
         self._scope = OpenScope()
         """Of the batch, for an objective of scope "batch"; unused otherwise."""
@@ -72,7 +75,8 @@ class OpenBatch:
         if self.is_open:
             raise RuntimeError("a batch is open already: close() or abort() it first")
         require_no_dropout(self.model)
-        self._fixed = FixedParameters(self._parameters)
+        self._fixed = FixedParameters(list(self.model.parameters()))
+        self.graphs.reset()
         self._sums = self._new_sums(self._parameters, 1)
         self.statistics = SourceStatistics()
         self.memory = HostMemory()
@@ -114,7 +118,10 @@ class OpenBatch:
 
         With scope "batch" the sums stay open for the other groups, and each basis takes a backward pass of its own.
         """
-        closure = self._group(group).close()
+        opened = self._group(group)
+        opened.require_closable()
+        with self._all_or_nothing(f"closing group {group}"):
+            closure = opened.close()
         self._closed.add(group)
         del self._groups[group]
         self._measure()
@@ -135,8 +142,8 @@ class OpenBatch:
     ) -> tuple[dict[str, Tensor], int]:
         """As `close`, but undivided and with this rank's scored tokens: ranks add both up, then divide once.
 
-        `add_up` adds up a flat buffer over ranks, in place. What it raises leaves the batch open. An objective of scope
-        "batch" also needs the `batch_rewards` of all ranks together.
+        `add_up` adds up a flat buffer over ranks, in place. What it raises leaves nothing to do but `abort`. An
+        objective of scope "batch" also needs the `batch_rewards` of all ranks together.
         """
         return self._drain(lambda scored_tokens: 1.0, add_up, batch_rewards)
 
@@ -146,10 +153,11 @@ class OpenBatch:
         return tuple(self._scope.rewards)
 
     def require_closable(self) -> None:
-        """Raises RuntimeError when no batch is open, a group still is, or the parameters changed."""
+        """Raises RuntimeError when no batch is open, a group still is, parameters changed or dropout became active."""
         self._require_open()
         if self._groups:
             raise RuntimeError(f"groups are still open: {', '.join(map(str, self._groups))}; close_group() each first")
+        require_no_dropout(self.model)
         self._fixed.check_values()
 
     def abort(self) -> None:
@@ -157,6 +165,7 @@ class OpenBatch:
         self._groups.clear()
         self._closed.clear()
         self._sums = self._fixed = None
+        self._spoilt = ""
         self._scope = OpenScope()
         self._measure()
 
@@ -166,6 +175,17 @@ class OpenBatch:
     def _require_open(self) -> None:
         if not self.is_open:
             raise RuntimeError("no batch is open: call open() first")
+        if self._spoilt:
+            raise RuntimeError(f"{self._spoilt} failed half-way: the batch cannot be completed any more, abort() it")
+
+    @contextmanager
+    def _all_or_nothing(self, what: str, errors: type[BaseException] = BaseException) -> Iterator[None]:
+        """Work that cannot be undone half-way: where it raises, nothing but `abort` is possible afterwards."""
+        try:
+            yield
+        except errors:
+            self._spoilt = what
+            raise
 
     def _group(self, group: Hashable) -> OpenGroup:
         self._require_open()
@@ -197,13 +217,14 @@ class OpenBatch:
         self.require_closable()
         scored_tokens = self.statistics.scored_tokens
         check(scored_tokens)
-        scope = self._scope
+        scope, beta = self._scope, ()
         if scope.sums is not None:
             beta = self.objective.beta(scope.rewards if batch_rewards is None else batch_rewards, scope.shift)
+        with self._all_or_nothing("closing the batch"):
             if any(beta):
                 self._sums.fold((1.0,), scope.sums.combine(beta))
-        if add_up is not None:
-            self._sums.reduce(add_up)
-        sums = {n: s.to(self.dtype) for n, s in zip(self._names, self._sums.combine((1.0,)), strict=True)}
+            if add_up is not None:
+                self._sums.reduce(add_up)
+            sums = {n: s.to(self.dtype) for n, s in zip(self._names, self._sums.combine((1.0,)), strict=True)}
         self.abort()
         return sums, scored_tokens

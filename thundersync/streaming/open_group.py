@@ -80,17 +80,26 @@ class OpenGroup:
 
     @property
     def adjoint_bytes(self) -> int:
-        """Of the running sums over boundary adjoints: the prompt's and those of growing trajectories."""
+        """Of boundary adjoints: the sums of the prompt and of growing trajectories, and those of held gradients."""
         pieces = [piece for chain in self.chains.values() for piece in chain.pieces]
         if self._prompt is not None:
             pieces.append(self._prompt)
-        return sum(piece.adjoints.nbytes for piece in pieces if piece.adjoints is not None)
+        held = [one.gradients.adjoints for one in self.waiting.values() if one.gradients is not None]
+        return sum(piece.adjoints.nbytes for piece in pieces if piece.adjoints is not None) + sum(
+            tensor.nbytes for adjoints in held for piece in adjoints for tensor in piece if tensor is not None
+        )
 
     def name(self, trajectory: int, turn: int | None = None) -> str:
         whole = f"group {self.key}, trajectory {trajectory}"
         return whole if turn is None else f"{whole}, turn {turn}"
 
     def check_new(self, trajectory: int) -> None:
+        """Raises ValueError for a trajectory that is not of this group, is bound already or waits for its reward."""
+        self.check_known(trajectory)
+        if trajectory in self.waiting:
+            raise ValueError(f"{self.name(trajectory)} waits for its reward already; each source enters exactly once")
+
+    def check_known(self, trajectory: int) -> None:
         """Raises ValueError for a trajectory that is not of this group, or is bound already."""
         if not 0 <= trajectory < self.size:
             raise ValueError(f"{self.name(trajectory)}: the group was opened with {self.size} trajectories")
@@ -137,19 +146,23 @@ class OpenGroup:
         for piece, adjoints in zip(context, gradients.adjoints, strict=True):
             piece.fold(phi, adjoints, self.new_sums)
 
+    def require_closable(self) -> None:
+        """Raises RuntimeError while trajectories are missing, owe adjoints or wait for their reward."""
+        growing = [f"{i} ({len(turns)} turns)" for i, turns in sorted((self.chains | self.graphs).items())]
+        if growing:
+            raise RuntimeError(f"group {self.key}: close_trajectory() is missing for trajectories {', '.join(growing)}")
+        if self.waiting:
+            raise RuntimeError(f"group {self.key}: bind_reward() is missing for trajectories {sorted(self.waiting)}")
+        missing = sorted(set(range(self.size)) - self.bound)
+        if missing:
+            raise RuntimeError(f"group {self.key} has {len(self.bound)} of {self.size} trajectories, without {missing}")
+
     def close(self) -> GroupClosure:
         """Combines the sums, sends the combined adjoints through the shared prompt, and lets go of everything.
 
         With scope "batch" beta is not known yet. The prompt's backward pass is linear in the adjoints, so each basis
         passes through it alone and joins the batch's running sums: no graph and no adjoint waits for the batch.
-        Raises RuntimeError while trajectories are missing or owe adjoints; the group then stays open.
         """
-        growing = [f"{i} ({len(turns)} turns)" for i, turns in sorted((self.chains | self.graphs).items())]
-        if growing:
-            raise RuntimeError(f"group {self.key}: close_trajectory() is missing for trajectories {', '.join(growing)}")
-        missing = sorted(set(range(self.size)) - self.bound)
-        if missing:
-            raise RuntimeError(f"group {self.key} has {len(self.bound)} of {self.size} trajectories, without {missing}")
         c, bases = self.scope.shift or 0.0, self.objective.bases
         beta: tuple[float, ...] = ()
         factor: list[float] = []

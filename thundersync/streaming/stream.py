@@ -57,12 +57,12 @@ class GradientStream(OpenBatch):
         opened = self._group(group)
         opened.check_new(trajectory)
         name, reward = opened.name(trajectory), source.reward
-        if trajectory in opened.chains:
+        if trajectory in opened.chains or trajectory in opened.graphs:
             raise ValueError(f"{name} is growing turn by turn: end it with close_trajectory")
         if self.objective.needs_reward:
             reward = check_reward(reward, name)
         segment = self._segment(name, int(opened.prompt_ids_P[-1]), source)
-        phi = opened.phi(reward, name)
+        phi = self._phi(opened, reward, name)
         statistics, _ = self._learn(opened, name, [segment], [1.0], phi, [])
         opened.bind(trajectory, reward)
         opened.folds.append((trajectory, None))
@@ -112,7 +112,7 @@ class GradientStream(OpenBatch):
             alive = {(key, i): graph for key, one in self._groups.items() for i, graph in one.graphs.items()}
             if self.graphs.make_room((group, trajectory), alive):
                 graph.forward(self.model, opened.context(self.model), measured=self.graphs.budget is not None)
-                self.graphs.note(graph, alive)
+                self.graphs.note((group, trajectory), alive)
 
     def add_content(self, group: Hashable, trajectory: int, source: Continuation) -> SourceStatistics:
         """Forward and backward of a whole trajectory before its reward is known (release `content`).
@@ -122,8 +122,10 @@ class GradientStream(OpenBatch):
         opened = self._group(group)
         opened.check_new(trajectory)
         name = opened.name(trajectory)
-        if trajectory in opened.waiting:
-            raise ValueError(f"{name} waits for its reward already; each source enters exactly once")
+        if trajectory in opened.chains or trajectory in opened.graphs:
+            raise ValueError(f"{name} is growing turn by turn: end it with close_trajectory")
+        if not self.objective.needs_reward:
+            raise ValueError(f"{self.objective.name} has no reward to wait for: use add_trajectory")
         segment = self._segment(name, int(opened.prompt_ids_P[-1]), source)
         held, statistics, _ = self._differentiate(opened, name, [segment], [1.0], [])
         opened.waiting[trajectory] = held
@@ -133,11 +135,11 @@ class GradientStream(OpenBatch):
     def bind_reward(self, group: Hashable, trajectory: int, reward: float) -> None:
         """Folds a trajectory that `add_content` has differentiated."""
         opened = self._group(group)
-        opened.check_new(trajectory)
+        opened.check_known(trajectory)
         name = opened.name(trajectory)
         if trajectory not in opened.waiting:
             raise ValueError(f"{name} has no gradient that waits for a reward: add_content comes first")
-        phi = opened.phi(check_reward(reward, name), name)
+        phi = self._phi(opened, check_reward(reward, name), name)
         self._fold(opened, phi, opened.waiting.pop(trajectory))
         opened.bind(trajectory, reward)
         opened.folds.append((trajectory, None))
@@ -146,7 +148,8 @@ class GradientStream(OpenBatch):
         """Ends a trajectory that grew by turns. Returns the number of tokens that were forwarded again.
 
         After `add_turn` it replays the adjoints that the turns owe to earlier ones; after `forward_turn` it runs the
-        one backward pass. `reward` where the objective needs one.
+        one backward pass. `reward` where the objective needs one. What fails half-way cannot be repeated: only `abort`
+        is possible then.
         """
         opened = self._group(group)
         opened.check_new(trajectory)
@@ -158,13 +161,13 @@ class GradientStream(OpenBatch):
         chain = opened.chains.pop(trajectory, None)
         if chain is not None:
             prompt = opened.context(self.model)
-            for gradients, tokens in chain.replay(
-                self.model, self._parameters, prompt, self.run_tokens, self._new_sums
-            ):
-                self._fixed.check()
-                require_finite(gradients.tensors, f"{opened.name(trajectory)}, deferred adjoints")
-                self._fold(opened, (1.0,), Held(gradients, prompt))
-                replayed += tokens
+            passes = chain.replay(self.model, self._parameters, prompt, self.run_tokens, self._new_sums)
+            with self._all_or_nothing(f"closing {opened.name(trajectory)}"):
+                for gradients, tokens in passes:
+                    self._fixed.check()
+                    require_finite(gradients.tensors, f"{opened.name(trajectory)}, deferred adjoints")
+                    self._fold(opened, (1.0,), Held(gradients, prompt))
+                    replayed += tokens
         opened.bind(trajectory, None)
         return replayed
 
@@ -177,16 +180,17 @@ class GradientStream(OpenBatch):
         name = opened.name(trajectory)
         if self.objective.needs_reward:
             reward = check_reward(reward, name)
-        phi = opened.phi(reward, name)
+        phi = self._phi(opened, reward, name)
         graph = opened.graphs.pop(trajectory)
         again = 0 if graph.kept else graph.tokens
-        self._fixed.check()
-        prompt = opened.context(self.model)
-        gradients, statistics = graph.backward(self.model, self.objective, prompt)
-        if gradients is not None:
-            require_finite(gradients.tensors, name)
-        require_close(statistics, self.logprob_tolerance, name)
-        self._fold(opened, phi, Held(gradients, prompt))
+        with self._all_or_nothing(f"closing {name}"):
+            self._fixed.check()
+            prompt = opened.context(self.model)
+            gradients, statistics = graph.backward(self.model, self.objective, prompt)
+            if gradients is not None:
+                require_finite(gradients.tensors, name)
+            require_close(statistics, self.logprob_tolerance, name)
+            self._fold(opened, phi, Held(gradients, prompt))
         self.statistics += statistics
         opened.bind(trajectory, reward)
         opened.folds.append((trajectory, None))
@@ -274,7 +278,12 @@ class GradientStream(OpenBatch):
         self.statistics += statistics
         return Held(gradients, context), statistics, states
 
+    def _phi(self, opened: OpenGroup, reward: float | None, name: str) -> Sequence[float]:
+        with self._all_or_nothing(name, OverflowError):  # which leaves some sums on a new denominator, others not
+            return opened.phi(reward, name)
+
     def _fold(self, opened: OpenGroup, phi: Sequence[float], held: Held) -> None:
         if held.gradients is not None:
-            opened.fold(phi, held.gradients, held.context)
+            with self._all_or_nothing(f"a source of group {opened.key}"):
+                opened.fold(phi, held.gradients, held.context)
         self._measure()

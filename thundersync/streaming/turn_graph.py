@@ -162,7 +162,11 @@ class GraphMemory:
     """
 
     budget: int | None = None
-    """Bytes; None is unbounded, and nothing is measured."""
+    """Bytes that the graphs of growing trajectories may hold; None is unbounded, and nothing is measured.
+
+    It covers what waits, not what works: a pass under way needs what it needs, and so does the one trajectory that
+    closes, whose whole graph must be there for its backward pass, as under release `trajectory`.
+    """
     dropped: list[str] = field(default_factory=list)
     """Trajectories whose graph gave way, with the reason, in order."""
     peak: int = 0
@@ -187,10 +191,21 @@ class GraphMemory:
                 graphs[alive[i]].drop()
         return graph.kept
 
-    def note(self, graph: TurnGraph, graphs: Mapping[Hashable, TurnGraph]) -> None:
-        """Learns from a graph whose turns have all run forward what a token costs."""
+    def note(self, key: Hashable, graphs: Mapping[Hashable, TurnGraph]) -> None:
+        """Learns from graph `key`, whose turns have all run forward, what a token costs; lets go of what is too much.
+
+        Only the first pass of all, whose cost nobody knew, and a token that costs more than any before can be.
+        """
+        if self.budget is None:
+            return
+        graph = graphs[key]
         self._per_token = max(self._per_token, graph.bytes / max(1, graph.tokens))
+        self.make_room(key, graphs)
         self.peak = max(self.peak, sum(other.bytes for other in graphs.values()))
+
+    def reset(self) -> None:
+        """For a new batch; what a token costs stays known."""
+        self.dropped, self.peak = [], 0
 
 
 def kept_longest_first(needs: Sequence[float], services: Sequence[float], budget: float) -> set[int]:

@@ -17,7 +17,7 @@ import numpy as np
 
 from thundersync.batch import Task
 from thundersync.environments.words import WORDS
-from thundersync.environments.workload import Workload
+from thundersync.environments.workload import Workload, require_solved
 from thundersync.rollout.chat import Chat
 from thundersync.rollout.settings import GenerationSettings
 from thundersync.rollout.tools import SUBMIT, fenced
@@ -58,7 +58,10 @@ class Demonstration:
 
 
 async def collect(workload: Workload, *, seed: int, corrupted_per_task: int) -> list[Demonstration]:
-    """One clean and `corrupted_per_task` corrupted demonstrations of every training task, in the order of the tasks."""
+    """One clean and `corrupted_per_task` corrupted demonstrations of every training task, in the order of the tasks.
+
+    Raises TaskError for a task whose reference does not solve it.
+    """
     gate = asyncio.Semaphore(CONCURRENT)
 
     async def gated(task: Task, commands: list[str], clean: bool) -> Demonstration:
@@ -81,6 +84,8 @@ async def _run(workload: Workload, task: Task, commands: list[str], clean: bool)
         verdict = await episode.verify()
     finally:
         await episode.close()
+    if clean:
+        require_solved(workload, task.task_id, verdict)
     return Demonstration(
         task_id=task.task_id,
         instruction=task.instruction,
