@@ -39,6 +39,9 @@ FIXED = (
     "objective.prompts_per_update=4",
     "objective.trajectories_per_prompt=4",
     "objective.sums=exact",
+    # Two waves of rollout: trajectories that all run at once end at once, and leave the learner nothing to overlap.
+    "generation.active_sequences_per_replica=8",
+    "generation.concurrent_episodes_per_replica=8",
     "scale.budget_s=100000",
     "scale.checkpoint_every_s=100000",
     f"runs={RUNS}",
