@@ -33,16 +33,19 @@ PROMPTS, SIZE = 2, 2
 """Groups of a batch, trajectories of a group: forward and backward of 512 tokens take several seconds on one core."""
 CORRUPTED = 4
 """Attempts with a mistake that are run for each one that is kept: some solve their task all the same."""
+TRIED = 4
+"""Tasks whose attempts are run for each one that is kept: equal rewards would leave GRPO nothing to learn."""
 SETTINGS = GenerationSettings(max_observation_tokens=128, observation_head=64, observation_tail=64)
 
 
 def demonstrations(batches: int, *, cache: Path = Path("cache")) -> tuple[Path, list[tuple[LogicalBatch, list[Event]]]]:
     """The model's directory, and logical batches of demonstrations of micro_swe with their scores."""
     policy = smollm2(cache)
-    workload = load_workload("micro_swe", root=cache, training_tasks=batches * PROMPTS)
+    workload = load_workload("micro_swe", root=cache, training_tasks=TRIED * batches * PROMPTS)
     # Rounded to BF16 as the replays' parameters are, computed in FP32.
     model = load_policy(policy, dtype=torch.bfloat16).float()
-    return policy, demonstrated_batches(model, load_chat(policy), workload, SETTINGS, prompts=PROMPTS, size=SIZE)
+    chat, shape = load_chat(policy), {"batches": batches, "prompts": PROMPTS, "size": SIZE}
+    return policy, demonstrated_batches(model, chat, workload, SETTINGS, **shape)
 
 
 def smollm2(cache: Path) -> Path:
@@ -81,22 +84,34 @@ def smollm2(cache: Path) -> Path:
 
 
 def demonstrated_batches(
-    model: torch.nn.Module, chat: Chat, workload: Workload, settings: GenerationSettings, *, prompts: int, size: int
+    model: torch.nn.Module,
+    chat: Chat,
+    workload: Workload,
+    settings: GenerationSettings,
+    *,
+    batches: int,
+    prompts: int,
+    size: int,
 ) -> list[tuple[LogicalBatch, list[Event]]]:
-    """The demonstrations of all training tasks as logical batches of `prompts` groups of `size` trajectories.
+    """Demonstrations of training tasks as logical batches of `prompts` groups of `size` trajectories.
 
-    Trajectories of a batch become ready in turns, as if they had run side by side. Raises ValueError when the tasks
-    do not fill whole batches.
+    The tasks are the first of which some attempt fails. Trajectories of a batch become ready in turns, as if they had
+    run side by side. Raises ValueError when there are too few such tasks.
     """
-    if len(workload.training) % prompts:
-        raise ValueError(f"{len(workload.training)} training tasks do not make whole batches of {prompts} groups")
     attempts = asyncio.run(collect(workload, seed=0, corrupted_per_task=CORRUPTED * (size - 1)))
+    failed = {attempt.task_id for attempt in attempts if not attempt.solved}
+    tasks = [task for task in workload.training if task.task_id in failed]
+    if len(tasks) < batches * prompts:
+        raise ValueError(
+            f"{batches} batches of {prompts} groups need {batches * prompts} tasks of which some attempt fails; "
+            f"{len(tasks)} of {len(workload.training)} training tasks are such"
+        )
     scorer = TeacherScorer(model)
-    batches = []
-    for update in range(len(workload.training) // prompts):
+    made = []
+    for update in range(batches):
         plans, queues = [], []
         for group in range(prompts):
-            task = workload.training[update * prompts + group]
+            task = tasks[update * prompts + group]
             plans.append(GroupPlan(key=GroupKey(update, group), task=task, size=size))
             reference, *corrupted = (attempt for attempt in attempts if attempt.task_id == task.task_id)
             own = [reference, *sorted(corrupted, key=lambda attempt: attempt.solved)][:size]  # failures first
@@ -104,8 +119,8 @@ def demonstrated_batches(
                 key = TrajectoryKey(update, group, i)
                 hint = "\n".join(map(fenced, workload.reference_commands(task.task_id)))
                 queues.append(list(_events(key, attempt, hint, chat, settings, scorer)))
-        batches.append((LogicalBatch(update=update, groups=tuple(plans)), _in_turns(queues)))
-    return batches
+        made.append((LogicalBatch(update=update, groups=tuple(plans)), _in_turns(queues)))
+    return made
 
 
 def _events(

@@ -14,7 +14,7 @@ from thundersync.rollout.chat import Chat, train_tokenizer
 
 
 def test_batches_hold_runs_with_the_models_own_scores(tmp_path):
-    workload = load_workload("micro_swe", root=tmp_path, training_tasks=2)
+    workload = load_workload("micro_swe", root=tmp_path, training_tasks=6)
     chat = Chat(train_tokenizer([task.instruction for task in workload.training], vocab_size=300))
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -22,12 +22,12 @@ def test_batches_hold_runs_with_the_models_own_scores(tmp_path):
         head_dim=8, vocab_size=len(chat.tokenizer), tie_word_embeddings=True,
     )  # fmt: skip
     model = AutoModelForCausalLM.from_config(config)
-    with pytest.raises(ValueError, match="2 training tasks do not make whole batches of 3 groups"):
-        demonstrated_batches(model, chat, workload, SETTINGS, prompts=3, size=2)
-    ((batch, events),) = demonstrated_batches(model, chat, workload, SETTINGS, prompts=2, size=2)
+    with pytest.raises(ValueError, match="3 batches of 2 groups need 6 tasks .* 3 of 6 training tasks are such"):
+        demonstrated_batches(model, chat, workload, SETTINGS, batches=3, prompts=2, size=2)
+    ((batch, events),) = demonstrated_batches(model, chat, workload, SETTINGS, batches=1, prompts=2, size=2)
     ended = [event.trajectory for event in events if isinstance(event, RewardReady)]
     assert sorted(t.key for t in ended) == sorted(batch.keys)
-    assert all(t.reward == 1 for t in ended if t.key.trajectory == 0), "the reference solves its task"
+    assert all(t.reward == (t.key.trajectory == 0) for t in ended), "the reference solves its task, its sibling fails"
     whole = ended[0]
     ids = np.concatenate([whole.prompt_ids_P, *(turn.ids for turn in whole.turns)]).astype(np.int64)
     scored = np.concatenate([np.zeros(len(whole.prompt_ids_P), bool), *(turn.scored for turn in whole.turns)])
