@@ -20,7 +20,7 @@ from thundersync.equivalence import compare
 from thundersync.equivalence.check import Subject, check, replayed_updates
 from thundersync.equivalence.end_to_end import EndToEnd
 from thundersync.equivalence.replay import Recording, Variant, reordered, replay
-from thundersync.equivalence.workers import Workers
+from thundersync.equivalence.workers import Job, Workers, taken
 from thundersync.learner.optimizer import AdamWSettings
 from thundersync.objectives import GRPO, OPD
 from thundersync.ports import ContentReady, RewardReady, TurnReady
@@ -190,6 +190,16 @@ def test_fp32_sums_end_in_other_bits_in_another_order(policy):
     shuffled = replace(one, batches=reordered(one.batches, torch.Generator().manual_seed(1)))
     hashes = [replay(r, variant).hashes for r in (one, shuffled)]
     assert hashes[0] != hashes[1]
+
+
+def test_one_at_a_time_every_job_has_a_process_of_its_own_and_the_same_bits(policy):
+    """More jobs than workers, two ranks among them."""
+    one = replace(recording(policy, "grpo"), batches=batches()[:1])
+    job = Job(recording=one, variant=Variant(schedule="thundersync", release="trajectory", exact_exponent=-44))
+    expected = replay(one, job.variant).hashes
+    with closing(Workers(one_at_a_time=True)) as workers:
+        futures = [workers.submit(job), *workers.submit_ranks(job), workers.submit(job)]
+        assert [taken(future).hashes for future in futures] == [expected] * 4
 
 
 def test_a_recording_survives_the_file(policy, tmp_path):

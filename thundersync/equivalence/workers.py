@@ -40,7 +40,8 @@ class Job:
 class Workers:
     """Jobs start in the order in which they are submitted, as many at once as there are cores, two at least.
 
-    With `one_at_a_time` only the ranks of one job work side by side: for models of which memory holds no more.
+    With `one_at_a_time` only the ranks of one job work side by side, and a process ends with its job, for it would keep
+    the memory that it once had: for models of which memory holds no more.
     """
 
     def __init__(self, *, one_at_a_time: bool = False) -> None:
@@ -48,7 +49,11 @@ class Workers:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", __name__])  # one import for all of them
         self._pool = ProcessPoolExecutor(
-            self.count, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+            self.count,
+            mp_context=context,
+            initializer=torch.set_num_threads,
+            initargs=(1,),
+            max_tasks_per_child=1 if one_at_a_time else None,
         )
         self._results = tempfile.TemporaryDirectory(prefix="replays-")
         self._one_at_a_time = one_at_a_time
