@@ -24,7 +24,7 @@ from paper_figures.release_report import draw, frame, text
 from thundersync.learner.policy import load_policy
 from thundersync.objectives import GRPO, OPD
 from thundersync.streaming import Continuation, GradientStream
-from thundersync.warm_start import build_models
+from thundersync.trainer import embedded_models
 
 RELEASES = ("trajectory", "content", "turn_eager", "turn_forward")
 PROMPT = 64
@@ -40,7 +40,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     with in_words():
-        model = load_policy(student(arguments.overrides))
+        model = load_policy(embedded_models(compose_run(arguments.overrides)).student)
     rows = []
     for turns, tokens in tqdm(CASES, desc="release policies", disable=None):
         rows += measure(model, turns, tokens, arguments.repetitions)
@@ -53,19 +53,6 @@ def main() -> None:
     }
     common.write_results(arguments.results, draw(report), frame(report), report, text(report))
     print(text(report))
-
-
-def student(overrides: list[str]) -> Path:
-    """The directory of the embedded policy."""
-    config = compose_run(overrides)
-    return build_models(
-        Path(config.cache),
-        config.workload.name,
-        seed=config.model.seed,
-        steps=config.model.steps,
-        demonstrated_tasks=config.model.demonstrated_tasks,
-        intermediate=config.model.intermediate,
-    ).student
 
 
 def measure(model, turns: int, tokens: int, repetitions: int) -> list[dict]:

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from experiments.compose import compose_run, in_words
-from thundersync.warm_start import build_models
+from thundersync.trainer import embedded_models
 
 WORKLOADS = ("micro_swe", "micro_terminal")
 
 
 def main() -> None:
     with in_words():
-        build()
-
-
-def build() -> None:
-    for workload in WORKLOADS:
-        config = compose_run([f"workload={workload}"])
-        model = config.model
-        paths = build_models(
-            Path(config.cache),
-            workload,
-            seed=model.seed,
-            steps=model.steps,
-            demonstrated_tasks=model.demonstrated_tasks,
-            intermediate=model.intermediate,
-        )
-        print(f"{workload}: {paths.student}, {paths.teacher}")
+        for workload in WORKLOADS:
+            paths = embedded_models(compose_run([f"workload={workload}"]))
+            print(f"{workload}: {paths.student}, {paths.teacher}")
 
 
 if __name__ == "__main__":

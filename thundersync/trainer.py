@@ -63,14 +63,7 @@ def train(config: RunConfig, session: Session, *, commit: str | None = None, mod
         return directory.path
     began = time.monotonic()
     workload = _workload(config)
-    models = models or build_models(
-        Path(config.cache),
-        config.workload.name,
-        seed=config.model.seed,
-        steps=config.model.steps,
-        demonstrated_tasks=config.model.demonstrated_tasks,
-        intermediate=config.model.intermediate,
-    )
+    models = models or embedded_models(config)
     start = _resume(directory, models) if begun else Start(policy=models.student)
     policy_hash = _configure(config, session, models, start)
     if not begun:
@@ -96,6 +89,18 @@ def train(config: RunConfig, session: Session, *, commit: str | None = None, mod
     shutil.rmtree(directory.path / "state")  # only a resumed run would need it
     export_timeline(directory.path)
     return directory.path
+
+
+def embedded_models(config: RunConfig) -> ModelPaths:
+    """The policy and teacher that a configuration of the embedded model starts from; built unless they are cached."""
+    return build_models(
+        Path(config.cache),
+        config.workload.name,
+        seed=config.model.seed,
+        steps=config.model.steps,
+        demonstrated_tasks=config.model.demonstrated_tasks,
+        intermediate=config.model.intermediate,
+    )
 
 
 def require_available(config: RunConfig) -> None:

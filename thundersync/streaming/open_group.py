@@ -99,6 +99,12 @@ class OpenGroup:
         if trajectory in self.waiting:
             raise ValueError(f"{self.name(trajectory)} waits for its reward already; each source enters exactly once")
 
+    def check_whole(self, trajectory: int) -> None:
+        """As `check_new`, for a trajectory that comes in one piece: also for one that is growing by turns."""
+        self.check_new(trajectory)
+        if trajectory in self.chains or trajectory in self.graphs:
+            raise ValueError(f"{self.name(trajectory)} is growing turn by turn: end it with close_trajectory")
+
     def check_known(self, trajectory: int) -> None:
         """Raises ValueError for a trajectory that is not of this group, or is bound already."""
         if not 0 <= trajectory < self.size:

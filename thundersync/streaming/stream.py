@@ -55,10 +55,8 @@ class GradientStream(OpenBatch):
         naming the source; nothing is folded then. So for rollout log-probabilities beyond `logprob_tolerance`.
         """
         opened = self._group(group)
-        opened.check_new(trajectory)
+        opened.check_whole(trajectory)
         name, reward = opened.name(trajectory), source.reward
-        if trajectory in opened.chains or trajectory in opened.graphs:
-            raise ValueError(f"{name} is growing turn by turn: end it with close_trajectory")
         if self.objective.needs_reward:
             reward = check_reward(reward, name)
         segment = self._segment(name, int(opened.prompt_ids_P[-1]), source)
@@ -120,10 +118,8 @@ class GradientStream(OpenBatch):
         H does not depend on the reward; it is kept apart until `bind_reward` brings it.
         """
         opened = self._group(group)
-        opened.check_new(trajectory)
+        opened.check_whole(trajectory)
         name = opened.name(trajectory)
-        if trajectory in opened.chains or trajectory in opened.graphs:
-            raise ValueError(f"{name} is growing turn by turn: end it with close_trajectory")
         if not self.objective.needs_reward:
             raise ValueError(f"{self.objective.name} has no reward to wait for: use add_trajectory")
         segment = self._segment(name, int(opened.prompt_ids_P[-1]), source)
