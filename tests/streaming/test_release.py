@@ -137,6 +137,14 @@ def test_a_longer_trajectory_takes_the_room_of_shorter_ones():
     assert [graph.kept for graph in graphs.values()] == [False, True, True, False]
 
 
+def test_a_first_pass_that_costs_more_than_the_budget_is_not_kept():
+    """By hand: 40 bytes where 30 may be held; before it ran nobody knew what a token costs."""
+    memory, graphs = GraphMemory(budget=30), {("g", 0): Graph(4)}
+    memory.note(("g", 0), graphs)
+    assert not graphs["g", 0].kept and memory.peak == 0
+    assert memory.dropped == ["group g, trajectory 0: its graph would exceed the 30 bytes of graph_bytes"]
+
+
 class Graph:
     def __init__(self, ran: int, due: int = 0) -> None:
         self.bytes, self.due, self.kept, self._ran = 10 * ran, due, True, ran
