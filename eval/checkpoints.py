@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from thundersync.cluster.specs import ReplicaSpec, WorkloadSpec
 from thundersync.config import parse_config
 from thundersync.environments import SandboxError, load_workload
 from thundersync.records import AttemptRecord, CheckpointRecord, RunDirectory
+from thundersync.rollout.settings import GenerationSettings
 
 EVALUATION_SEED = 0
 """Attempts of every checkpoint of every run share their sampling seeds, so that a difference is the policy's."""
@@ -37,6 +39,7 @@ def evaluate_run(path: Path, session: Session, *, elsewhere: Iterable[Path] = ()
     workload = load_workload(run.workload, root=Path(config.cache), seed=config.workload.seed)
     by_id = {task.task_id: task for task in workload.heldout}
     tasks = [by_id[task_id] for task_id in run.evaluation_tasks]
+    generation = offline_settings(config.generation)
     known = _complete_elsewhere(elsewhere, len(tasks) * run.evaluation_attempts)
     ledger = AttemptLedger(directory)
     for checkpoint in directory.read(CheckpointRecord):
@@ -48,7 +51,7 @@ def evaluate_run(path: Path, session: Session, *, elsewhere: Iterable[Path] = ()
             policy=directory.path / checkpoint.path,
             version=checkpoint.update,
             workload=WorkloadSpec(name=run.workload, root=Path(config.cache), seed=config.workload.seed),
-            generation=config.generation,
+            generation=generation,
             run_seed=EVALUATION_SEED,
         )
         served = ray.get([evaluator.configure.remote(spec, None) for evaluator in session.evaluators])
@@ -64,11 +67,21 @@ def evaluate_run(path: Path, session: Session, *, elsewhere: Iterable[Path] = ()
                     _attempts_on(session.evaluators, {task.task_id: i for i, task in enumerate(tasks)}),
                     ledger,
                     seed=EVALUATION_SEED,
-                    concurrency=len(session.evaluators) * config.generation.concurrent_episodes_per_replica,
+                    concurrency=len(session.evaluators) * generation.concurrent_episodes_per_replica,
                     on_attempt=lambda record: bar.update(record.outcome == "graded"),
                 )
             )
     directory.close()
+
+
+def offline_settings(generation: GenerationSettings) -> GenerationSettings:
+    """The same limits with more attempts at once: offline only throughput counts, and an attempt's tokens do not depend
+    on its neighbours. More episodes than sequences, so that those in their sandbox leave no sequence idle."""
+    return replace(
+        generation,
+        active_sequences_per_replica=2 * generation.active_sequences_per_replica,
+        concurrent_episodes_per_replica=3 * generation.concurrent_episodes_per_replica,
+    )
 
 
 def _attempts_on(evaluators: list[Any], places: dict[str, int]):

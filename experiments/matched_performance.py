@@ -9,6 +9,7 @@ the first is complete and refined by the others. Interrupted, the same command g
 from __future__ import annotations
 
 import argparse
+import math
 import subprocess
 import sys
 from itertools import product
@@ -23,7 +24,7 @@ from eval.passk import pass_at_3
 from experiments.compose import checked_overrides, compose_run, in_words
 from thundersync.cluster.session import open_session
 from thundersync.config import RunConfig
-from thundersync.trainer import require_available, train
+from thundersync.trainer import embedded_models_of, require_available, train
 
 OBJECTIVES = ("grpo", "opd")
 WORKLOADS = ("micro_swe", "micro_terminal")
@@ -33,10 +34,13 @@ PILOT_SEED = 41
 
 def plan(overrides: list[str], seeds: list[int]) -> list[RunConfig]:
     """All runs in order: the pilots, then seed by seed."""
-    scale = compose_run(overrides).scale.name
-    runs = f"runs/fig5/{scale}"
+    scale = compose_run(overrides).scale
+    runs = f"runs/fig5/{scale.name}"
+    # Of a pilot only the beginning and the last checkpoint within the budget are wanted.
+    every = scale.checkpoint_every_s
+    late = f"scale.checkpoint_every_s={every * max(1, math.ceil(scale.budget_s / every) - 1)}"
     pilots = [
-        _run(overrides, runs, f"{o}-{w}-pilot-seed{PILOT_SEED}", o, w, "sync", PILOT_SEED)
+        _run([*overrides, late], runs, f"{o}-{w}-pilot-seed{PILOT_SEED}", o, w, "sync", PILOT_SEED)
         for o, w in product(OBJECTIVES, WORKLOADS)
     ]
     compared = [
@@ -65,6 +69,7 @@ def main() -> None:
 
 def run_campaign(configs: list[RunConfig]) -> None:
     root = Path(configs[0].runs)
+    embedded_models_of(configs)
     with (
         open_session(configs[0].scale.replicas, configs[0].scale.learner_ranks) as session,
         tqdm(configs, desc="figure 5", unit="run", disable=None) as bar,

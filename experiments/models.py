@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from experiments.compose import compose_run, in_words
-from thundersync.trainer import embedded_models
+from thundersync.trainer import embedded_models_of
 
 WORKLOADS = ("micro_swe", "micro_terminal")
 
 
 def main() -> None:
     with in_words():
-        for workload in WORKLOADS:
-            paths = embedded_models(compose_run([f"workload={workload}"]))
+        configs = [compose_run([f"workload={workload}"]) for workload in WORKLOADS]
+        for workload, paths in zip(WORKLOADS, embedded_models_of(configs), strict=True):
             print(f"{workload}: {paths.student}, {paths.teacher}")
 
 

@@ -44,14 +44,16 @@ def text(report: dict) -> str:
             lines.append(
                 f"| {name}, largest FP32 parameter gap, `{release}` | {max(c['gaps']):.1e} | {below} | {below} |"
             )
+        own, unreported = report["objectives"][objective]["fp32_rounding"], "not reported | not reported"
+        lines.append(f"| {name}, first direction of Sync, FP32 against FP64 | {own:.2e} | {unreported} |")
         for schedule in ("sync", "thundersync"):
             theirs = f"{b200['bf16_' + schedule]:.3g} | {h200['bf16_' + schedule]:.3g}"
             ours = report["bf16"][objective][schedule]
             lines.append(f"| {name}, BF16 {style.LOOKS[schedule].label} against FP32 | {ours:.3g} | {theirs} |")
         for release, error in report["bf16"][objective]["other_releases"].items():
-            lines.append(f"| {name}, BF16 against FP32, `{release}` | {error:.3g} | not reported | not reported |")
+            lines.append(f"| {name}, BF16 against FP32, `{release}` | {error:.3g} | {unreported} |")
         for release, error in report["fp64"][objective].items():
-            lines.append(f"| {name}, FP64 first direction, `{release}` | {error:.1e} | not reported | not reported |")
+            lines.append(f"| {name}, FP64 first direction, `{release}` | {error:.1e} | {unreported} |")
     lines += ["", "Exact sums: the policy hash of Sync `sums` after every update, whatever the order of arrival.", ""]
     for objective, orders in report["exact_permutations"].items():
         held = ", ".join(
@@ -75,6 +77,9 @@ def text(report: dict) -> str:
         equal = f"{whole['hashes_equal']} of {whole['updates']} published policy hashes are equal."
         lines += ["", f"End to end: {equal}", ""]
         lines += [f"- {'holds' if holds else 'DOES NOT HOLD'}: {words}" for words, holds in whole["conditions"].items()]
+    bounds = {o: f"{found['fp32_bound']:.2g}" for o, found in report["objectives"].items()}
+    held = ", ".join(f"{style.OBJECTIVES.get(o, o)} {bound}" for o, bound in bounds.items())
+    lines += ["", f"FP32 first directions are held to: {held}."]
     lines += ["", "Thresholds: " + ("all kept." if not report["broken"] else "exceeded:"), ""]
     lines += [f"- {words}" for words in report["broken"]]
     return "\n".join(lines).rstrip() + "\n"

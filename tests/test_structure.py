@@ -43,6 +43,7 @@ FLOORS = {
     "thundersync.splits": 0,
     "thundersync.sampler": 0,
     "thundersync.policy_hash": 0,
+    "thundersync.heap": 0,
     "thundersync.publication": 1,
     "thundersync.watch": 1,
     "thundersync": -1,

@@ -1,6 +1,7 @@
 """Demonstrations, planted copy heads, Muon and the cache of the embedded models."""
 
 import asyncio
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import thundersync.warm_start.models as warm_start
+import thundersync.warm_start.training as training
 from thundersync.environments import TaskError
 from thundersync.environments.words import WORDS
 from thundersync.rollout.chat import Chat, train_tokenizer
@@ -128,14 +130,14 @@ def test_planted_heads_copy_before_any_training():
         plant_copy_heads(Qwen3ForCausalLM(Qwen3Config(hidden_size=32, num_hidden_layers=2, vocab_size=8)))
 
 
-SMALL = warm_start.Recipe(layers=2, hidden=64, intermediate=64, heads=2, kv_heads=1, batch=4, clean_share=0.5)
+SMALL = training.Recipe(layers=2, hidden=64, intermediate=64, heads=2, kv_heads=1, batch=4, clean_share=0.5)
 
 
 def test_training_repeats_its_bits_and_lowers_the_loss():
     torch.set_num_threads(1)
     c = chat()
     demonstrations = [demonstration(), demonstration(commands=("cat amber.py", "submit"), clean=False)]
-    models = [warm_start.train(SMALL, c, demonstrations, steps=6, seed=seed) for seed in (0, 0, 1)]
+    models = [training.train(SMALL, c, demonstrations, steps=6, seed=seed) for seed in (0, 0, 1)]
     states = [torch.cat([p.flatten() for p in model.parameters()]) for model in models]
     assert torch.equal(states[0], states[1]) and not torch.equal(states[0], states[2])
     ids, scored = encode(c, demonstration(), GenerationSettings())
@@ -146,35 +148,49 @@ def test_training_repeats_its_bits_and_lowers_the_loss():
         keep = torch.from_numpy(scored[1:])
         return torch.nn.functional.cross_entropy(logits[keep], torch.from_numpy(ids[1:].astype(np.int64))[keep]).item()
 
-    longer = warm_start.train(SMALL, c, demonstrations, steps=60, seed=0)
+    longer = training.train(SMALL, c, demonstrations, steps=60, seed=0)
     assert loss(longer) < 0.5 * loss(models[0])
 
 
 @pytest.mark.slow
-def test_models_are_built_once_and_an_interrupted_build_leaves_nothing(tmp_path, monkeypatch, capsys):
+def test_models_are_built_once_and_an_interrupted_build_leaves_only_what_is_complete(tmp_path, monkeypatch):
     monkeypatch.setattr(warm_start, "load_workload", lambda name, root, training_tasks: FakeWorkload())
     monkeypatch.setattr(warm_start, "STUDENT", SMALL)
     monkeypatch.setattr(warm_start, "TEACHER", SMALL)
+    requests = [warm_start.ModelRequest(workload="fake", seed=seed, steps=6) for seed in (0, 1)]
+    trained = warm_start._trained
 
-    def interrupted(*_):
+    def interrupted(jobs):
+        yield from sorted(trained(jobs), key=lambda job: job.seed)[:3]
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(warm_start, "_build", interrupted)
+        patch.setattr(warm_start, "_trained", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            warm_start.build_models(tmp_path, "fake", seed=0, steps=6)
+            warm_start.build_models(tmp_path, requests)
+    (complete,) = (tmp_path / "models").iterdir()
+    stamp = (complete / "student" / "model.safetensors").stat().st_mtime_ns
+    first, second = warm_start.build_models(tmp_path, requests)
+    assert first.student.parent == complete and second.student.parent != complete
+    assert (complete / "student" / "model.safetensors").stat().st_mtime_ns == stamp
+    for path in (first.student, first.teacher, second.student, second.teacher):
+        assert {p.name for p in path.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
+    assert warm_start.build_models(tmp_path, requests[::-1]) == [second, first]
+
+
+@pytest.mark.slow
+def test_a_warm_start_that_fails_is_named_and_leaves_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(warm_start, "load_workload", lambda name, root, training_tasks: FakeWorkload())
+    monkeypatch.setattr(warm_start, "STUDENT", SMALL)
+    monkeypatch.setattr(warm_start, "TEACHER", replace(SMALL, heads=3, kv_heads=2))  # no grouping of 3 heads by 2
+    with pytest.raises(RuntimeError, match="the warm start of .*teacher failed"):
+        warm_start.build_models(tmp_path, [warm_start.ModelRequest(workload="fake", seed=0, steps=6)])
     assert list((tmp_path / "models").iterdir()) == []
-    first = warm_start.build_models(tmp_path, "fake", seed=0, steps=6)
-    assert {p.name for p in first.student.iterdir()} >= {"config.json", "model.safetensors", "tokenizer.json"}
-    stamp = (first.student / "model.safetensors").stat().st_mtime_ns
-    assert warm_start.build_models(tmp_path, "fake", seed=0, steps=6) == first
-    assert (first.student / "model.safetensors").stat().st_mtime_ns == stamp
-    assert warm_start.build_models(tmp_path, "fake", seed=1, steps=6).student != first.student
 
 
 def test_a_widened_policy_computes_the_same_and_can_learn_with_the_new_units():
     torch.manual_seed(0)
-    narrow = warm_start._new_model(SMALL, chat())
+    narrow = training._new_model(SMALL, chat())
     for parameter in narrow.parameters():
         torch.nn.init.normal_(parameter, std=0.1)
     wide = widened(narrow, 2 * SMALL.intermediate + 8, seed=0)

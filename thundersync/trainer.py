@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +29,7 @@ from thundersync.records import CheckpointRecord, RunDirectory, digest_of, run_r
 from thundersync.sampler import TaskSampler
 from thundersync.splits import list_digest
 from thundersync.timeline import export_timeline
-from thundersync.warm_start import ModelPaths, build_models
+from thundersync.warm_start import ModelPaths, ModelRequest, build_models
 
 PACKAGES = ("torch", "transformers", "tokenizers", "ray", "numpy", "pydantic")
 
@@ -93,14 +93,23 @@ def train(config: RunConfig, session: Session, *, commit: str | None = None, mod
 
 def embedded_models(config: RunConfig) -> ModelPaths:
     """The policy and teacher that a configuration of the embedded model starts from; built unless they are cached."""
-    return build_models(
-        Path(config.cache),
-        config.workload.name,
-        seed=config.model.seed,
-        steps=config.model.steps,
-        demonstrated_tasks=config.model.demonstrated_tasks,
-        intermediate=config.model.intermediate,
-    )
+    (paths,) = embedded_models_of([config])
+    return paths
+
+
+def embedded_models_of(configs: Sequence[RunConfig]) -> list[ModelPaths]:
+    """The same for many configurations; what several of them lack is built side by side. They share a cache."""
+    requests = [
+        ModelRequest(
+            workload=config.workload.name,
+            seed=config.model.seed,
+            steps=config.model.steps,
+            demonstrated_tasks=config.model.demonstrated_tasks,
+            intermediate=config.model.intermediate,
+        )
+        for config in configs
+    ]
+    return build_models(Path(configs[0].cache), requests)
 
 
 def require_available(config: RunConfig) -> None:

@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 @pytest.fixture(autouse=True)
 def no_warm_start(monkeypatch, random_models):
-    monkeypatch.setattr("thundersync.trainer.build_models", lambda *_, **__: random_models)
+    monkeypatch.setattr("thundersync.trainer.build_models", lambda root, requests: [random_models])
 
 
 def configuration(tmp_path, name, *overrides):

@@ -128,6 +128,16 @@ def test_the_whole_check_holds_for_every_release(policy, checked, name):
     assert all(1e-3 < error < 0.2 for error in findings.bf16_others.values())
     assert 0 < findings.ranks.relative_error < 2e-6 and findings.ranks_exact  # other sums, so other bits in FP32
     assert findings.exact_memory == 2
+    assert 1e-8 < findings.fp32_rounding < 2e-6 and findings.fp32_bound == 2e-6
+
+
+def test_a_pretrained_model_is_held_to_its_own_rounding(checked):
+    assert [compare.direction_bound(rounding) for rounding in (1e-7, 2e-6, 6e-6)] == [2e-6, 2e-6, 6e-6]
+    good = checked["opd"][0]
+    off = replace(good, fp32={"r": replace(good.ranks, relative_error=5e-6)}, ranks=good.ranks)
+    (complaint,) = off.broken()
+    assert "5.00e-06, threshold 2e-06" in complaint
+    assert replace(off, fp32_bound=compare.direction_bound(6e-6)).broken() == []
 
 
 @pytest.mark.parametrize(
@@ -192,12 +202,12 @@ def test_fp32_sums_end_in_other_bits_in_another_order(policy):
     assert hashes[0] != hashes[1]
 
 
-def test_one_at_a_time_every_job_has_a_process_of_its_own_and_the_same_bits(policy):
+def test_with_scarce_memory_every_job_has_a_process_of_its_own_and_the_same_bits(policy):
     """More jobs than workers, two ranks among them."""
     one = replace(recording(policy, "grpo"), batches=batches()[:1])
     job = Job(recording=one, variant=Variant(schedule="thundersync", release="trajectory", exact_exponent=-44))
     expected = replay(one, job.variant).hashes
-    with closing(Workers(one_at_a_time=True)) as workers:
+    with closing(Workers(scarce_memory=True)) as workers:
         futures = [workers.submit(job), *workers.submit_ranks(job), workers.submit(job)]
         assert [taken(future).hashes for future in futures] == [expected] * 4
 

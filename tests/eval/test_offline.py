@@ -1,14 +1,17 @@
 """Evaluation runs and their ledger: case D11, resuming, seeds, and faults of the program."""
 
 import asyncio
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
+from eval.checkpoints import offline_settings
 from eval.ledger import AttemptLedger, Incomplete, InfrastructureError, attempt_seed
 from eval.offline import evaluate
 from thundersync.batch import Task, Trajectory, TrajectoryKey
 from thundersync.records import AttemptRecord, RunDirectory
+from thundersync.rollout.settings import GenerationSettings
 
 TASKS = [Task(task_id=f"t{i:02d}", split_group="r", instruction="") for i in range(50)]
 
@@ -145,3 +148,10 @@ def test_bad_settings_are_refused(tmp_path):
         run(Agent(), ledger, concurrency=0)
     with pytest.raises(ValueError, match="a task appears twice"):
         run(Agent(), ledger, tasks=[TASKS[0], TASKS[0]])
+
+
+def test_offline_more_attempts_run_at_once_under_the_same_limits():
+    trained = GenerationSettings(active_sequences_per_replica=5, concurrent_episodes_per_replica=7)
+    offline = asdict(offline_settings(trained))
+    differing = {name: value for name, value in offline.items() if value != asdict(trained)[name]}
+    assert differing == {"active_sequences_per_replica": 10, "concurrent_episodes_per_replica": 21}

@@ -179,6 +179,13 @@ def test_the_campaign_fixes_targets_first_and_finishes_a_seed_before_the_next():
     assert all(Path(c.runs) == Path("runs/fig5/smoke") for c in configs)
 
 
+@pytest.mark.parametrize(("budget", "every", "late"), [(48, 12, 36), (50, 12, 48), (12, 12, 12)])
+def test_a_pilot_keeps_only_the_last_checkpoint_that_fits_into_the_budget(budget, every, late):
+    configs = plan([f"scale.budget_s={budget}", f"scale.checkpoint_every_s={every}"], [42])
+    assert {c.scale.checkpoint_every_s for c in configs if c.seed == 41} == {late}
+    assert {c.scale.checkpoint_every_s for c in configs if c.seed == 42} == {every}
+
+
 def test_figures_11_and_12_are_refused_with_what_their_hardware_is():
     """`make reproduce-fig11` is the check at the paper's scale; at embedded scale its policy is not widened."""
     arguments = argparse.Namespace(overrides=["scale=paper"])

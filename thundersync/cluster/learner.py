@@ -17,6 +17,7 @@ from thundersync.batch import GroupKey, LogicalBatch
 from thundersync.cluster.clock import TrainingClock
 from thundersync.cluster.placement import pin
 from thundersync.cluster.specs import LearnerSpec, Seat
+from thundersync.heap import settle_heap
 from thundersync.policy_hash import policy_hash
 from thundersync.ports import ContentReady, Event, Receipt, RewardReady, StepReport, TurnReady
 
@@ -48,6 +49,7 @@ class LearnerProcess:
 
         if self._rank is not None:
             self._rank.ranks.leave()
+        settle_heap()
         alone = seat.size == 1
         meeting = {"rank": seat.rank, "size": seat.size, "timeout_s": seat.timeout_s}
         ranks = ALONE if alone else RankGroup.join(seat.address, **meeting)

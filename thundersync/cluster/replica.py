@@ -12,6 +12,7 @@ from thundersync.cluster.clock import TrainingClock
 from thundersync.cluster.placement import pin
 from thundersync.cluster.specs import ReplicaSpec
 from thundersync.environments import load_workload, require_sandbox
+from thundersync.heap import settle_heap
 from thundersync.ports import Event
 from thundersync.rollout.engine import ServedPolicy
 
@@ -37,6 +38,7 @@ class RolloutReplica:
         from thundersync.rollout.transformers_engine import load_engine
 
         await self.release()
+        settle_heap()
         chat = load_chat(spec.policy)
         engine = load_engine(spec.policy, chat=chat, settings=spec.generation, version=spec.version)
         workload = spec.workload

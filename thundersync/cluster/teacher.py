@@ -9,6 +9,7 @@ import ray
 
 from thundersync.batch import SourceKey, TrajectoryKey
 from thundersync.cluster.placement import pin
+from thundersync.heap import settle_heap
 
 
 class Teacher:
@@ -21,6 +22,7 @@ class Teacher:
 
         from thundersync.rollout.teacher import TeacherScorer
 
+        settle_heap()
         self._scorer = TeacherScorer(AutoModelForCausalLM.from_pretrained(str(policy), attn_implementation="sdpa"))
 
     async def score(self, source: SourceKey, history_ids: np.ndarray, action_ids_A: np.ndarray) -> np.ndarray:

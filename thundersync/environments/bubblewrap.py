@@ -89,8 +89,9 @@ def sandbox_python() -> Path:
 @functools.cache
 def faketime_library() -> Path:
     for folder in ("/usr/lib", "/usr/lib64"):
-        for path in sorted(Path(folder).glob("**/faketime/libfaketime.so.1"))[:1]:
-            return path
+        for pattern in ("faketime", "*/faketime"):  # the second with Debian's folder of the architecture
+            for path in sorted(Path(folder).glob(f"{pattern}/libfaketime.so.1"))[:1]:
+                return path
     raise SandboxMissing("no libfaketime: install it with `apt-get install -y faketime` (Debian, Ubuntu)")
 
 

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 from thundersync.equivalence.replay import Recording, Replay, Variant, replay
+from thundersync.heap import settle_heap
 from thundersync.learner.ranks import ALONE, RankGroup
 
 MOST_WORKERS = 4
@@ -40,26 +41,25 @@ class Job:
 class Workers:
     """Jobs start in the order in which they are submitted, as many at once as there are cores, two at least.
 
-    With `one_at_a_time` only the ranks of one job work side by side, and a process ends with its job, for it would keep
-    the memory that it once had: for models of which memory holds no more.
+    With `scarce_memory` an FP64 replay works alone, and a process ends with its job, for it would keep the memory that
+    it once had: for models of which memory holds no more.
     """
 
-    def __init__(self, *, one_at_a_time: bool = False) -> None:
+    def __init__(self, *, scarce_memory: bool = False) -> None:
         self.count = max(RANKS, min(MOST_WORKERS, len(os.sched_getaffinity(0))))
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", __name__])  # one import for all of them
         self._pool = ProcessPoolExecutor(
             self.count,
             mp_context=context,
-            initializer=torch.set_num_threads,
-            initargs=(1,),
-            max_tasks_per_child=1 if one_at_a_time else None,
+            initializer=_settle,
+            max_tasks_per_child=1 if scarce_memory else None,
         )
         self._results = tempfile.TemporaryDirectory(prefix="replays-")
-        self._one_at_a_time = one_at_a_time
+        self._scarce_memory = scarce_memory
 
     def submit(self, job: Job) -> Future[Path]:
-        return self._pool.submit(_work, job, self._results.name, alone=self._one_at_a_time)
+        return self._pool.submit(_work, job, self._results.name, gated=self._scarce_memory)
 
     def submit_ranks(self, job: Job) -> list[Future[Path]]:
         """The same job on two learner ranks: a worker each, which wait for each other."""
@@ -83,19 +83,24 @@ def taken(future: Future[Path]) -> Replay:
     return found
 
 
+def _settle() -> None:
+    torch.set_num_threads(1)
+    settle_heap()
+
+
 @contextmanager
-def _alone(results: str) -> Iterator[None]:
-    """Waits until no other worker is in here."""
+def _gate(results: str, alone: bool) -> Iterator[None]:
+    """Waits until nobody is in here who wants to be alone, or nobody at all if this one does."""
     with open(Path(results) / "gate", "w") as gate:
-        fcntl.flock(gate, fcntl.LOCK_EX)
+        fcntl.flock(gate, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
 
 
-def _work(job: Job, results: str, address: str | None = None, rank: int = 0, alone: bool = False) -> Path:
+def _work(job: Job, results: str, address: str | None = None, rank: int = 0, gated: bool = False) -> Path:
     """The replay goes through a file: between processes tensors would need shared memory of their size."""
     meeting = {"rank": rank, "size": RANKS, "timeout_s": RANK_TIMEOUT_S}
     ranks = ALONE if address is None else RankGroup.join(address, **meeting)
-    with _alone(results) if alone else nullcontext():
+    with _gate(results, job.variant.precision == "fp64") if gated else nullcontext():
         result = replay(job.recording, job.variant, ranks=ranks, bits_only=job.bits_only or rank > 0)
     ranks.leave()
     handle, path = tempfile.mkstemp(dir=results)
