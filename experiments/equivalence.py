@@ -39,8 +39,6 @@ FIXED = (
     "objective.prompts_per_update=4",
     "objective.trajectories_per_prompt=4",
     "objective.sums=exact",
-    # Submitting is a turn of its own; what it submits is verified without it too.
-    "generation.max_turns=3",
     # Two waves of rollout: trajectories that all run at once end at once, and leave the learner nothing to overlap.
     "generation.active_sequences_per_replica=8",
     "generation.concurrent_episodes_per_replica=8",

@@ -24,6 +24,7 @@ from eval.passk import pass_at_3
 from experiments.compose import checked_overrides, compose_run, in_words
 from thundersync.cluster.session import open_session
 from thundersync.config import RunConfig
+from thundersync.records import RunDirectory
 from thundersync.trainer import embedded_models_of, require_available, train
 
 OBJECTIVES = ("grpo", "opd")
@@ -69,7 +70,8 @@ def main() -> None:
 
 def run_campaign(configs: list[RunConfig]) -> None:
     root = Path(configs[0].runs)
-    embedded_models_of(configs)
+    if lacking := [c for c in configs if not RunDirectory(root / c.name).ended]:
+        embedded_models_of(lacking)
     with (
         open_session(configs[0].scale.replicas, configs[0].scale.learner_ranks) as session,
         tqdm(configs, desc="figure 5", unit="run", disable=None) as bar,
