@@ -27,7 +27,7 @@ from paper_figures.equivalence_report import data_frame, text
 from paper_figures.fig11_update_equivalence import draw
 from thundersync.cluster.session import open_session
 from thundersync.config import RunConfig
-from thundersync.equivalence.check import Findings, Subject, check, replayed_updates
+from thundersync.equivalence.check import Findings, Futures, Subject, check, replayed_updates, start_replays
 from thundersync.equivalence.end_to_end import EndToEnd, compare_runs
 from thundersync.equivalence.replay import Batches, Recording
 from thundersync.equivalence.workers import RANKS, Workers
@@ -82,36 +82,52 @@ def main() -> None:
 
 
 def run(arguments: argparse.Namespace) -> dict:
-    """Trains, replays, compares; everything that the report states."""
+    """Trains, replays, compares; everything that the report states.
+
+    Nobody takes times from these runs: rollout may use both cores, and what has been recorded is replayed beside the
+    next run, in what it leaves of them.
+    """
     if arguments.fresh:
         shutil.rmtree(RUNS, ignore_errors=True)
     scale = configuration(arguments, "grpo", "sync", arguments.updates).scale
-    with open_session(scale.replicas) as session:
-        recorded = {
-            objective: record(arguments, session, objective, updates)
-            for objective, updates in (("grpo", arguments.updates), ("opd", arguments.batches))
-        }
-        streamed = train(configuration(arguments, "grpo", "thundersync", arguments.updates), session)
-    whole = compare_runs(RunDirectory(recorded["grpo"][1]), RunDirectory(streamed))
-    subjects = {name: subject(arguments, *found) for name, found in recorded.items()}
-    return summary(arguments, replayed(subjects, Workers()), whole)
+    with closing(Workers()) as workers:
+        replays, recorded = Replays(workers), {}
+        with open_session(scale.replicas, apart=False) as session:
+            for objective, updates in (("opd", arguments.batches), ("grpo", arguments.updates)):
+                config = configuration(arguments, objective, "sync", updates)
+                recorded[objective] = train(config, session)
+                replays.start(objective, subject(arguments, config, recorded[objective]))
+            streamed = train(configuration(arguments, "grpo", "thundersync", arguments.updates), session)
+        whole = compare_runs(RunDirectory(recorded["grpo"]), RunDirectory(streamed))
+        return summary(arguments, replays.findings(), whole)
 
 
 def run_pretrained(arguments: argparse.Namespace) -> dict:
     """The replays of a pretrained model; everything that the report states."""
     policy, batches = demonstrations(arguments.batches)
-    subjects = {}
-    for objective in ("grpo", "opd"):
-        config = configuration(arguments, objective, "sync", arguments.batches, *PRETRAINED)
-        subjects[objective] = replace(_subject(config, policy, batches), pretrained=True)
-    return summary(arguments, replayed(subjects, Workers(scarce_memory=True)), None)
+    with closing(Workers(scarce_memory=True)) as workers:
+        replays = Replays(workers)
+        for objective in ("grpo", "opd"):
+            config = configuration(arguments, objective, "sync", arguments.batches, *PRETRAINED)
+            replays.start(objective, replace(_subject(config, policy, batches), pretrained=True))
+        return summary(arguments, replays.findings(), None)
 
 
-def replayed(subjects: dict[str, Subject], workers: Workers) -> dict[str, Findings]:
-    """Every replay of every subject, with a bar."""
-    total = sum(map(replayed_updates, subjects.values()))
-    with closing(workers), tqdm(total=total, desc="replays", unit="update", disable=None) as bar:
-        return {name: check(one, workers, on_updates=bar.update) for name, one in subjects.items()}
+class Replays:
+    """The replays of each objective, under way as soon as its batches are there."""
+
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
+        self._started: dict[str, tuple[Subject, Futures]] = {}
+
+    def start(self, objective: str, subject: Subject) -> None:
+        self._started[objective] = subject, start_replays(subject, self._workers)
+
+    def findings(self) -> dict[str, Findings]:
+        """By objective, GRPO first; waits for all, with a bar."""
+        total = sum(replayed_updates(subject) for subject, _ in self._started.values())
+        with tqdm(total=total, desc="replays", unit="update", disable=None) as bar:
+            return {name: check(*self._started[name], on_updates=bar.update) for name in sorted(self._started)}
 
 
 def configuration(arguments: argparse.Namespace, objective: str, schedule: str, updates: int, *more: str) -> RunConfig:
@@ -123,12 +139,6 @@ def configuration(arguments: argparse.Namespace, objective: str, schedule: str, 
     if compose_run(arguments.overrides).model.name == "embedded":
         mine.append(NARROW)
     return compose_run([*arguments.overrides, *FIXED, *mine, *more])
-
-
-def record(arguments: argparse.Namespace, session, objective: str, updates: int) -> tuple[RunConfig, Path]:
-    """A Sync `sums` run with its batches kept."""
-    config = configuration(arguments, objective, "sync", updates)
-    return config, train(config, session)
 
 
 def subject(arguments: argparse.Namespace, config: RunConfig, path: Path) -> Subject:

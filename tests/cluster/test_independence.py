@@ -19,4 +19,6 @@ def test_learner_ranks_have_a_core_each_while_they_last(monkeypatch):
     assert (one.rollout_cores, one.learner_cores) == ((4,), (5,))
     assert [two.of_rank(r) for r in range(2)] == [(5,), (7,)] and two.shortage(2) == ""
     assert [five.of_rank(r) for r in range(5)] == [(5,), (7,), (5,), (7,), (5,)]
+    together = place(apart=False)
+    assert (together.rollout_cores, together.learner_cores, together.devices(1)) == ((4, 5), (5,), 2)
     assert five.shortage(5) == "5 learner ranks share 2 cores" and (two.devices(1), five.devices(5)) == (2, 3)

@@ -17,9 +17,10 @@ from paper_figures import common
 from paper_figures.equivalence_report import text
 from thundersync.batch import GroupKey, GroupPlan, LogicalBatch, Task, Trajectory, TrajectoryKey, Turn
 from thundersync.equivalence import compare
-from thundersync.equivalence.check import Subject, check, replayed_updates
+from thundersync.equivalence import replay as replay_module
+from thundersync.equivalence.check import Subject, check, replayed_updates, start_replays
 from thundersync.equivalence.end_to_end import EndToEnd
-from thundersync.equivalence.replay import Recording, Variant, reordered, replay
+from thundersync.equivalence.replay import Recording, Replay, Variant, reordered, replay
 from thundersync.equivalence.workers import Job, Workers, taken
 from thundersync.learner.optimizer import AdamWSettings
 from thundersync.objectives import GRPO, OPD
@@ -110,7 +111,8 @@ def checked(policy) -> dict:
     with closing(Workers()) as workers:
         for name in RELEASES:
             counted = []
-            found[name] = check(subject(policy, name), workers, on_updates=counted.append), sum(counted)
+            mine = subject(policy, name)
+            found[name] = check(mine, start_replays(mine, workers), on_updates=counted.append), sum(counted)
     return found
 
 
@@ -127,8 +129,23 @@ def test_the_whole_check_holds_for_every_release(policy, checked, name):
     assert findings.bf16_others.keys() == findings.exact_others.keys()
     assert all(1e-3 < error < 0.2 for error in findings.bf16_others.values())
     assert 0 < findings.ranks.relative_error < 2e-6 and findings.ranks_exact  # other sums, so other bits in FP32
-    assert findings.exact_memory == 2
+    assert findings.exact_memory == 2 and findings.exact_cost > 0
     assert 1e-8 < findings.fp32_rounding < 2e-6 and findings.fp32_bound == 2e-6
+
+
+def test_what_exact_sums_cost_is_a_ratio_of_turns(monkeypatch):
+    """Hand-computed: exact replays took 3, 5 and 4 seconds, the FP32 ones between them 2, 4 and 2."""
+    taken, seconds = [], iter([3.0, 2.0, 5.0, 4.0, 4.0, 2.0])
+
+    def timed(recording, variant, bits_only):
+        taken.append(variant.exact_exponent)
+        return Replay(start_P=torch.empty(0), learner_s=next(seconds))
+
+    monkeypatch.setattr(replay_module, "replay", timed)
+    plain = Variant(schedule="thundersync", release="trajectory")
+    exact = replace(plain, exact_exponent=-44)
+    assert replay_module.learner_time_ratio(None, exact, plain, rounds=3) == 12 / 8
+    assert taken == [-44, None] * 3
 
 
 def test_a_pretrained_model_is_held_to_its_own_rounding(checked):

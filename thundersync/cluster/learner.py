@@ -15,7 +15,7 @@ import torch
 
 from thundersync.batch import GroupKey, LogicalBatch
 from thundersync.cluster.clock import TrainingClock
-from thundersync.cluster.placement import pin
+from thundersync.cluster.placement import import_then_pin
 from thundersync.cluster.specs import LearnerSpec, Seat
 from thundersync.heap import settle_heap
 from thundersync.policy_hash import policy_hash
@@ -26,7 +26,7 @@ class LearnerProcess:
     """Taken into use by `configure` for a run, and again for the next one."""
 
     def __init__(self, cores: tuple[int, ...]) -> None:
-        pin(cores)
+        import_then_pin(cores, "thundersync.learner.policy", "thundersync.learner.rank")
         self._clock = TrainingClock()
         self._rank = None
         self._policy: Path | None = None

@@ -5,6 +5,7 @@ Two processes pinned apart do not slow each other, so that the overlap of rollou
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Iterable
 from contextlib import suppress
@@ -23,7 +24,7 @@ class Placement:
 
     def devices(self, ranks: int) -> int:
         """Cores that rollout and so many learner ranks take."""
-        return len(self.rollout_cores) + min(ranks, len(self.learner_cores))
+        return len({*self.rollout_cores, *self.learner_cores[:ranks]})
 
     def of_rank(self, rank: int) -> tuple[int, ...]:
         """The core of a learner rank; ranks take turns where there are more of them than cores."""
@@ -35,18 +36,26 @@ class Placement:
         return f"{ranks} learner ranks share {cores} core{'s'[: cores > 1]}" if ranks > cores else ""
 
 
-def place(learner_ranks: int = 1) -> Placement:
+def place(learner_ranks: int = 1, *, apart: bool = True) -> Placement:
     """The first available core for rollout and everything else, one of the next for each learner rank, while they last.
 
-    With one rank exactly two devices, whatever there is. Raises RuntimeError with fewer than two cores: overlap cannot
-    be shown there.
+    With one rank exactly two devices, whatever there is. Not `apart`, rollout may use the first learner's core as well:
+    quicker, but times say nothing. Raises RuntimeError with fewer than two cores: overlap cannot be shown there.
     """
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise RuntimeError(
             f"two CPU cores are needed, one for the learner and one for rollout; this process may use {len(cores)}"
         )
-    return Placement(rollout_cores=(cores[0],), learner_cores=tuple(cores[1 : 1 + learner_ranks]))
+    rollout = cores[:1] if apart else cores[:2]
+    return Placement(rollout_cores=tuple(rollout), learner_cores=tuple(cores[1 : 1 + learner_ranks]))
+
+
+def import_then_pin(cores: tuple[int, ...], *modules: str) -> None:
+    """Pins this process after it has imported what it will need: torch and transformers take seconds on one core."""
+    for module in modules:
+        importlib.import_module(module)
+    pin(cores)
 
 
 def pin(cores: tuple[int, ...], process: int | None = None) -> None:

@@ -9,7 +9,7 @@ import ray
 
 from thundersync.batch import LogicalBatch, Task, Trajectory, TrajectoryKey
 from thundersync.cluster.clock import TrainingClock
-from thundersync.cluster.placement import pin
+from thundersync.cluster.placement import import_then_pin
 from thundersync.cluster.specs import ReplicaSpec
 from thundersync.environments import load_workload, require_sandbox
 from thundersync.heap import settle_heap
@@ -26,7 +26,7 @@ class RolloutReplica:
     """Taken into use by `configure` for a run, and again for the next one; the process and its imports stay."""
 
     def __init__(self, cores: tuple[int, ...]) -> None:
-        pin(cores)
+        import_then_pin(cores, "thundersync.rollout.transformers_engine", "thundersync.rollout.replica")
         require_sandbox()
         self._clock = TrainingClock()
         self._replica: Replica | None = None

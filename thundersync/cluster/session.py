@@ -38,14 +38,17 @@ class Session:
 
 
 @contextmanager
-def open_session(replicas: int, learner_ranks: int = 1) -> Iterator[Session]:
-    """Starts Ray and the actors. Raises SandboxMissing before, and what an actor raised while starting."""
+def open_session(replicas: int, learner_ranks: int = 1, *, apart: bool = True) -> Iterator[Session]:
+    """Starts Ray and the actors; not `apart`, rollout shares the learner's core, for runs that nobody takes times from.
+
+    Raises SandboxMissing before, and what an actor raised while starting.
+    """
     from thundersync.cluster.learner import LearnerActor
     from thundersync.cluster.replica import RolloutReplicaActor
     from thundersync.cluster.teacher import TeacherActor
 
     require_sandbox()
-    placement = place(learner_ranks)
+    placement = place(learner_ranks, apart=apart)
     if shortage := placement.shortage(learner_ranks):
         print(f"note: {shortage}; they work, but not faster than one", file=sys.stderr)
     independence = core_independence(placement)
@@ -71,7 +74,7 @@ def open_session(replicas: int, learner_ranks: int = 1) -> Iterator[Session]:
             evaluator=RolloutReplicaActor.remote(placement.of_rank(0)),
         )
         actors = [*session.evaluators, *session.learners, session.teacher]
-        ray.get([actor.__ray_ready__.remote() for actor in actors])  # on all cores: their imports take seconds each
+        ray.get([actor.__ray_ready__.remote() for actor in actors])
         pin_unpinned(descendants() - others, placement.rollout_cores)  # Ray's own, and workers that it keeps in reserve
         pin(placement.rollout_cores)
         yield session

@@ -8,13 +8,13 @@ import numpy as np
 import ray
 
 from thundersync.batch import SourceKey, TrajectoryKey
-from thundersync.cluster.placement import pin
+from thundersync.cluster.placement import import_then_pin
 from thundersync.heap import settle_heap
 
 
 class Teacher:
     def __init__(self, cores: tuple[int, ...]) -> None:
-        pin(cores)
+        import_then_pin(cores, "thundersync.rollout.teacher", "transformers.models.auto.modeling_auto")
         self._scorer = None
 
     async def configure(self, policy: Path) -> None:

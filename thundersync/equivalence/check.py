@@ -24,6 +24,9 @@ from thundersync.equivalence.workers import Job, Workers, taken
 SHUFFLES = 2
 """Random arrival orders in which ThunderSync's exact sums are held to the bits of Sync's, beside two ranks."""
 
+COST_ROUNDS = 3
+"""How often exact and FP32 sums take turns at the first batch, for what exact ones cost; a pretrained model, once."""
+
 EMULATED_BF16_BATCHES = 3
 """BF16 batches where the CPU has no BF16 products: emulated ones cost minutes for ten."""
 
@@ -66,7 +69,7 @@ class Findings:
     """Release that is not the default -> in a random order the same policy hash as its Sync `sums`, after one batch."""
     exact_underflow: float
     exact_cost: float
-    """Learner time with exact sums over that with FP32 sums, same release and order of arrival."""
+    """Learner time with exact sums over that with FP32 sums, ThunderSync's default release, the first batch."""
     exact_memory: float
     """Peak bytes of the running sums, likewise."""
     ranks: Comparison
@@ -107,11 +110,11 @@ class Futures:
     exact_others: dict[str, tuple[Future, Future]]
     """Sync `sums` in the recorded order, and ThunderSync in a random one."""
     exact_ranks: list[Future]
+    exact_cost: Future[float]
 
 
-def check(subject: Subject, workers: Workers, *, on_updates: Callable[[int], object] = lambda count: None) -> Findings:
-    """Runs every replay of the subject. `on_updates` hears of `replayed_updates(subject)` updates in all."""
-    started = _start(subject, workers)
+def check(subject: Subject, started: Futures, *, on_updates: Callable[[int], object] = lambda count: None) -> Findings:
+    """Waits for every replay of the subject and compares. `on_updates` hears of `replayed_updates(subject)` updates."""
     some, updates = len(_bf16_batches(subject.recording.batches)), len(subject.recording.batches)
 
     def take(future: Future, count: int) -> Replay:
@@ -152,7 +155,7 @@ def check(subject: Subject, workers: Workers, *, on_updates: Callable[[int], obj
         exact={order: result.hashes == exact_sync.hashes for order, result in exact.items()},
         exact_others={name: sync == streamed for name, (sync, streamed) in exact_others.items()},
         exact_underflow=exact_sync.underflow,
-        exact_cost=exact_sync.learner_s / ours.learner_s,
+        exact_cost=started.exact_cost.result(),
         exact_memory=exact_sync.sums_bytes / ours.sums_bytes,
         ranks=ranks,
         ranks_exact=all(result.hashes == exact_sync.hashes for result in exact_ranks),
@@ -160,7 +163,8 @@ def check(subject: Subject, workers: Workers, *, on_updates: Callable[[int], obj
     )
 
 
-def _start(subject: Subject, workers: Workers) -> Futures:
+def start_replays(subject: Subject, workers: Workers) -> Futures:
+    """Hands every replay of the subject to the workers; `check` takes them."""
     sync = Variant(schedule="sync", release=subject.releases[0])
     streamed = {release: Variant(schedule="thundersync", release=release) for release in subject.releases}
     default, others = streamed[subject.releases[0]], subject.releases[1:]
@@ -202,6 +206,7 @@ def _start(subject: Subject, workers: Workers) -> Futures:
             for r in others
         },
         exact_ranks=workers.submit_ranks(job(exact_default, bits_only=True)),
+        exact_cost=workers.submit_ratio(job(exact_default, first), default, 1 if subject.pretrained else COST_ROUNDS),
     )
 
 

@@ -126,6 +126,13 @@ def replay(
     return result
 
 
+def learner_time_ratio(recording: Recording, one: Variant, other: Variant, rounds: int) -> float:
+    """Learner time of `one` over that of `other`, which take turns: who else uses the machine slows both alike."""
+    seconds = [[replay(recording, v, bits_only=True).learner_s for v in (one, other)] for _ in range(rounds)]
+    ones, others = zip(*seconds, strict=True)
+    return sum(ones) / sum(others)
+
+
 def reordered(batches: Batches, generator: torch.Generator) -> Batches:
     """The batches with their events in another order that could have happened: turns of a trajectory stay in sequence,
     before its content and its reward."""

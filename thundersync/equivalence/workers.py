@@ -18,11 +18,12 @@ from pathlib import Path
 
 import torch
 
-from thundersync.equivalence.replay import Recording, Replay, Variant, replay
+from thundersync.equivalence.replay import Recording, Replay, Variant, learner_time_ratio, replay
 from thundersync.heap import settle_heap
 from thundersync.learner.ranks import ALONE, RankGroup
 
 MOST_WORKERS = 4
+NICENESS = 10
 RANKS = 2
 RANK_TIMEOUT_S = 3600.0
 """One rank may have to wait for a worker that still replays something else."""
@@ -39,20 +40,23 @@ class Job:
 
 
 class Workers:
-    """Jobs start in the order in which they are submitted, as many at once as there are cores, two at least.
+    """Jobs start in the order in which they are submitted, as many at once as there are cores, two at least; on all
+    cores that this process may use now, at low priority, so that a run beside them comes first.
 
     With `scarce_memory` an FP64 replay works alone, and a process ends with its job, for it would keep the memory that
     it once had: for models of which memory holds no more.
     """
 
     def __init__(self, *, scarce_memory: bool = False) -> None:
-        self.count = max(RANKS, min(MOST_WORKERS, len(os.sched_getaffinity(0))))
+        cores = os.sched_getaffinity(0)
+        self.count = max(RANKS, min(MOST_WORKERS, len(cores)))
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["__main__", __name__])  # one import for all of them
         self._pool = ProcessPoolExecutor(
             self.count,
             mp_context=context,
             initializer=_settle,
+            initargs=(cores,),
             max_tasks_per_child=1 if scarce_memory else None,
         )
         self._results = tempfile.TemporaryDirectory(prefix="replays-")
@@ -67,6 +71,10 @@ class Workers:
             probe.bind(("127.0.0.1", 0))
             address = f"tcp://127.0.0.1:{probe.getsockname()[1]}"
         return [self._pool.submit(_work, job, self._results.name, address, rank) for rank in range(RANKS)]
+
+    def submit_ratio(self, job: Job, other: Variant, rounds: int) -> Future[float]:
+        """`learner_time_ratio` of the job over the same batches as `other`, in one worker."""
+        return self._pool.submit(_ratio, job, other, rounds, self._results.name, gated=self._scarce_memory)
 
     def close(self) -> None:
         """Drops what has not started and waits for the rest."""
@@ -83,7 +91,9 @@ def taken(future: Future[Path]) -> Replay:
     return found
 
 
-def _settle() -> None:
+def _settle(cores: set[int]) -> None:
+    os.sched_setaffinity(0, cores)  # a session that was opened meanwhile has pinned the parent
+    os.nice(NICENESS)
     torch.set_num_threads(1)
     settle_heap()
 
@@ -94,6 +104,11 @@ def _gate(results: str, alone: bool) -> Iterator[None]:
     with open(Path(results) / "gate", "w") as gate:
         fcntl.flock(gate, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
+
+
+def _ratio(job: Job, other: Variant, rounds: int, results: str, gated: bool) -> float:
+    with _gate(results, alone=False) if gated else nullcontext():
+        return learner_time_ratio(job.recording, job.variant, other, rounds)
 
 
 def _work(job: Job, results: str, address: str | None = None, rank: int = 0, gated: bool = False) -> Path:
