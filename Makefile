@@ -21,7 +21,9 @@ setup: .venv/.installed sandbox  ## install everything: .venv with pinned versio
 .venv/.installed: pyproject.toml constraints.txt
 	@command -v $(PYTHON) >/dev/null || { echo "error: $(PYTHON) is not on the PATH; set PYTHON=..."; exit 1; }
 	test -x $(V)/python || $(PYTHON) -m venv .venv
-	$(V)/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[train,eval,dev]'
+	$(V)/python -m pip install --quiet --disable-pip-version-check --no-compile $(PIP_ARGS) -c constraints.txt -e '.[train,eval,dev]'
+	@# On all cores, where pip would use one; some packages carry templates that do not compile, which harms nobody.
+	$(V)/python -m compileall -qq -j 0 -x /tests/ .venv/lib || true
 	touch $@
 
 sandbox:
