@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from contextlib import closing
 from dataclasses import replace
 
@@ -21,7 +22,7 @@ from thundersync.equivalence import replay as replay_module
 from thundersync.equivalence.check import Subject, check, replayed_updates, start_replays
 from thundersync.equivalence.end_to_end import EndToEnd
 from thundersync.equivalence.replay import Recording, Replay, Variant, reordered, replay
-from thundersync.equivalence.workers import Job, Workers, taken
+from thundersync.equivalence.workers import NICENESS, Job, Workers, taken
 from thundersync.learner.optimizer import AdamWSettings
 from thundersync.objectives import GRPO, OPD
 from thundersync.ports import ContentReady, RewardReady, TurnReady
@@ -131,6 +132,19 @@ def test_the_whole_check_holds_for_every_release(policy, checked, name):
     assert 0 < findings.ranks.relative_error < 2e-6 and findings.ranks_exact  # other sums, so other bits in FP32
     assert findings.exact_memory == 2 and findings.exact_cost > 0
     assert 1e-8 < findings.fp32_rounding < 2e-6 and findings.fp32_bound == 2e-6
+
+
+def test_workers_take_the_cores_of_their_beginning_at_low_priority():
+    everywhere = os.sched_getaffinity(0)
+    one = {max(everywhere)}
+    try:
+        os.sched_setaffinity(0, one)
+        workers = Workers()
+    finally:
+        os.sched_setaffinity(0, everywhere)
+    with closing(workers):
+        assert workers._pool.submit(os.sched_getaffinity, 0).result() == one
+        assert workers._pool.submit(os.getpriority, os.PRIO_PROCESS, 0).result() == os.nice(0) + NICENESS
 
 
 def test_what_exact_sums_cost_is_a_ratio_of_turns(monkeypatch):

@@ -71,7 +71,7 @@ class Findings:
     exact_cost: float
     """Learner time with exact sums over that with FP32 sums, ThunderSync's default release, the first batch."""
     exact_memory: float
-    """Peak bytes of the running sums, likewise."""
+    """Peak bytes of the running sums, exact over FP32."""
     ranks: Comparison
     """ThunderSync on two learner ranks against one, both FP32."""
     ranks_exact: bool

@@ -12,7 +12,7 @@ import socket
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,15 +99,18 @@ def _settle(cores: set[int]) -> None:
 
 
 @contextmanager
-def _gate(results: str, alone: bool) -> Iterator[None]:
-    """Waits until nobody is in here who wants to be alone, or nobody at all if this one does."""
+def _gate(results: str, *, gated: bool, alone: bool = False) -> Iterator[None]:
+    """Waits until nobody is in here who wants to be alone, or nobody at all if this one does; open unless `gated`."""
+    if not gated:
+        yield
+        return
     with open(Path(results) / "gate", "w") as gate:
         fcntl.flock(gate, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         yield
 
 
 def _ratio(job: Job, other: Variant, rounds: int, results: str, gated: bool) -> float:
-    with _gate(results, alone=False) if gated else nullcontext():
+    with _gate(results, gated=gated):
         return learner_time_ratio(job.recording, job.variant, other, rounds)
 
 
@@ -115,7 +118,7 @@ def _work(job: Job, results: str, address: str | None = None, rank: int = 0, gat
     """The replay goes through a file: between processes tensors would need shared memory of their size."""
     meeting = {"rank": rank, "size": RANKS, "timeout_s": RANK_TIMEOUT_S}
     ranks = ALONE if address is None else RankGroup.join(address, **meeting)
-    with _gate(results, job.variant.precision == "fp64") if gated else nullcontext():
+    with _gate(results, gated=gated, alone=job.variant.precision == "fp64"):
         result = replay(job.recording, job.variant, ranks=ranks, bits_only=job.bits_only or rank > 0)
     ranks.leave()
     handle, path = tempfile.mkstemp(dir=results)
